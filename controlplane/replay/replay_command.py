@@ -32,9 +32,8 @@ from relume.controlplane.replay.why import why
 from relume.events.log.entries import entries
 from relume.events.log.errors import LogError, LogUnavailable
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import EnginePhase
 from relume.policies import decision_versions
-from relume.policies.state.fleet import Fleet, dump, load, state_hash
+from relume.policies.state.fleet import Fleet, dump, load
 from relume.policies.state.fold import apply_group
 
 _SHOWN = 10
@@ -124,8 +123,8 @@ def run(args: argparse.Namespace) -> int:
     if args.export:
         report["exported"] = _export(args, history)
     verdict = _verify(history) if args.verify else None
+    report |= _verdict_json(verdict) if verdict is not None else _state(history)
     if args.json:
-        report |= _verdict_json(verdict) if verdict is not None else _state_json(_fold(history))
         print_json(report)
     else:
         print(f"log: {history.origin}")
@@ -134,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         if verdict is not None:
             _print_verdict(verdict)
         else:
-            _print_state(history)
+            _print_state(report, history)
     return 0 if verdict is None else _exit_code(verdict)
 
 
@@ -254,14 +253,16 @@ def _verify(history: History) -> Verdict:
     return verify(history.groups, history.base, end=history.footer.end if history.footer else None)
 
 
-def _fold(history: History) -> Fleet:
+def _state(history: History) -> dict[str, Any]:
+    from relume.controlplane.replay.debugger.session import state_of
+
     fleet = load(dump(history.base)) if history.base is not None else Fleet()
     try:
         for group in history.groups:
             apply_group(fleet, group)
     except LogError as error:
         raise CliError(str(error), EXIT_NO) from None
-    return fleet
+    return state_of(fleet)
 
 
 # --- what is shown -------------------------------------------------------------------
@@ -308,45 +309,11 @@ def _print_verdict(verdict: Verdict) -> None:
         print("\nno divergence, but no decision had an alternative: this log proves nothing")
 
 
-def _state_json(fleet: Fleet) -> dict[str, Any]:
-    return {
-        "revision": fleet.revision,
-        "hash": state_hash(fleet).hex(),
-        "leader": fleet.leader,
-        "workers": [msgspec.to_builtins(w) for w in fleet.workers.values()],
-        "replicas": [msgspec.to_builtins(r) for r in fleet.replicas.values()],
-        "requests": list(fleet.requests),
-        "arrived": fleet.arrived,
-        "ended": fleet.ended,
-        "decisions": fleet.decisions,
-    }
+def _print_state(state: dict[str, Any], history: History) -> None:
+    from relume.controlplane.replay.debugger.prompt import console_of
+    from relume.controlplane.replay.debugger.screen import show
 
-
-def _print_state(history: History) -> None:
-    fleet = _fold(history)
-    print(f"state after revision {fleet.revision}, hash {state_hash(fleet).hex()}")
-    print(
-        f"{fleet.arrived} requests arrived, {fleet.ended} ended, {len(fleet.requests)} live; "
-        f"{fleet.decisions} decisions; leader {fleet.leader or 'none'}\n"
-    )
-    workers = [
-        (
-            w.name,
-            "left"
-            if w.engine == EnginePhase.NONE
-            else w.engine
-            if w.present
-            else f"{w.engine}, lost",
-            w.incarnation,
-            len(w.attempts),
-            w.prefill_left,
-            w.deaths,
-            w.died_of or "-",
-        )
-        for w in fleet.workers.values()
-    ]
-    headings = ("worker", "engine", "life", "requests", "prompt tokens left", "deaths", "last")
-    print_table(headings, workers, "no workers")
+    show(console_of(), "state", state)
     print()
     print_table(("stream", "segments", "kind of event", "count"), list(_counted(history)), "")
 

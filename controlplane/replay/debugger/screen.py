@@ -131,7 +131,7 @@ def _state(console: Console, data: Data) -> None:
                 Text(_engine(w), style="red" if w["engine"] == "dead" or not w["present"] else ""),
                 w["incarnation"],
                 w["requests"],
-                w["prefill_left"],
+                w["prefill_tokens"],
                 f"{w['kv_used']}/{w['kv_blocks']}",
                 w["deaths"],
                 _marks(w),

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from relume.controlplane.admin.models import worker_info
 from relume.controlplane.incidents import sentences
 from relume.controlplane.incidents.incident_fold import incidents_of
 from relume.controlplane.replay import rendering
@@ -33,6 +34,7 @@ from relume.events.log.codec import to_json
 from relume.events.log.entries import Entry
 from relume.events.log.errors import LogError
 from relume.policies.state.fleet import Fleet, state_hash
+from relume.policies.state.overlay.view import View
 
 Data = dict[str, Any]
 
@@ -276,7 +278,8 @@ class Debugger:
 
 
 def state_of(fleet: Fleet) -> Data:
-    """The fleet, short."""
+    """The fleet, short: workers as the admin API has them at the leader."""
+    leader = View(f"r.{fleet.leader}", fleet)
     return {
         "revision": fleet.revision,
         "hash": state_hash(fleet).hex(),
@@ -287,21 +290,8 @@ def state_of(fleet: Fleet) -> Data:
         "decisions": fleet.decisions,
         "live": len(fleet.requests),
         "workers": [
-            {
-                "name": w.name,
-                "engine": w.engine,
-                "present": w.present,
-                "incarnation": w.incarnation,
-                "requests": len(w.attempts),
-                "prefill_left": w.prefill_left,
-                "kv_used": w.kv_used,
-                "kv_blocks": w.kv_blocks,
-                "draining": w.draining,
-                "held": w.held,
-                "deaths": w.deaths,
-                "died_of": w.died_of,
-                "suspected_by": [r.name for r in fleet.replicas.values() if w.name in r.suspects],
-            }
+            msgspec.to_builtins(worker_info(leader, w))
+            | {"suspected_by": [r.name for r in fleet.replicas.values() if w.name in r.suspects]}
             for w in fleet.workers.values()
         ],
         "replicas": [
