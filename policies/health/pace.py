@@ -17,7 +17,7 @@ from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.health.health_state import StepPace, WorkerHealth
 from relume.policies.state.fleet import Fleet, Worker
-from relume.policies.state.step_times import ENOUGH, SCALES
+from relume.policies.state.step_times import ENOUGH_SAMPLES, SCALES
 
 SLOW_TICKS = 3
 FEWEST_STEPS = 3
@@ -59,7 +59,7 @@ def measured(fleet: Fleet, by_records: bool) -> dict[str, int]:
 def _usual_us(fleet: Fleet, worker: Worker, pace: StepPace) -> float:
     """What its decode steps would take in its class; 0: unknown."""
     model = fleet.steptimes.get(worker.steps_like)
-    if model is None or model.samples < ENOUGH:
+    if model is None or model.samples < ENOUGH_SAMPLES:
         return 0.0
     w = model.weights
     return w[0] * pace.steps + w[3] * SCALES[3] * pace.requests + w[4] * SCALES[4] * pace.context

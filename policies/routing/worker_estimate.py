@@ -101,50 +101,57 @@ def estimate_of(
 ) -> WorkerEstimate:
     """Of `worker`, own events of the replica included. `reserve_percent` of its KV blocks are no
     room for a prompt. `failing`: see `eligibility.is_failing`."""
-    base, prompt, work, request, token, mixed = _prices(view.fleet, worker)
-    prefill, requests = view.load(worker)
-    left = worker.prefill_left - worker.flight_left
+    base, prompt, work, request, context_token, any_prompt = _prices(view.fleet, worker)
     batch, context = worker.decoding, worker.context
-    one = base + batch * request + context * token
-    token_budget = (worker.step_tokens or STEP_TOKENS) - batch
-    if token_budget < 1:
-        token_budget = 1
-    each_step = one + mixed
-    price = prompt + each_step / token_budget
-    fixed = each_step + worker.overhead_us
-    flying = (prefill - left) * price
+    prefill, requests = view.load(worker)
+    reported = worker.prefill_left - worker.flight_left
+    # 1. `token`: its own price, and its share of the steps that compute prompts. A step decodes for
+    #    the batch, and has room for so many prompt tokens beside it.
+    decode_us = base + batch * request + context * context_token
+    step_us = decode_us + any_prompt
+    token_budget = max((worker.step_tokens or STEP_TOKENS) - batch, 1)
+    token_us = prompt + step_us / token_budget
+    # 2. `fixed`: one more step, what earlier first tokens took beyond theirs, half of the step under
+    #    way, and what was dispatched there but is not confirmed.
+    fixed_us = step_us + worker.overhead_us
+    unconfirmed_us = (prefill - reported) * token_us
+    # 3. `free_at`: from the last report on, the prompts that the engine has. Each token reads the
+    #    context before it, on average half of its prompt.
     free_at, silent_at = 0, LATE
-    if left > 0 or batch:
-        fixed += one / 2  # of the step under way
+    if reported > 0 or batch:
+        fixed_us += decode_us / 2
         heard = silent_at = _heard_us(view, worker.step_revision)
-        patience = 3 * int(one + min(left, token_budget) * prompt)
-        if left > 0:
-            coming = worker.prefilling
-            each = worker.prefilling_tokens // coming if coming else 0
-            took = -(-left // token_budget) * each_step + left * (prompt + work * (each >> 1))
+        patience = 3 * int(decode_us + min(reported, token_budget) * prompt)
+        if reported > 0:
+            prompts = worker.prefilling
+            each = worker.prefilling_tokens // prompts if prompts else 0
+            steps = -(-reported // token_budget)
+            prompts_us = steps * step_us + reported * (prompt + work * (each >> 1))
             begun = heard
             if worker.prompts_revision > worker.step_revision:
                 begun = _heard_us(view, worker.prompts_revision)
-            free_at = silent_at = begun + int(took)
-        if flying > 0 and worker.report_us > REPORT_US and (sent := view.sent_us(worker)) >= 0:
-            # reports are gathered: what was sent may have come and be computed, though untold
-            free_at = silent_at = max(free_at, sent + REPORT_US) + int(flying)
-            flying = 0.0
+            free_at = silent_at = begun + int(prompts_us)
+        # Reports are gathered: what was sent may have come and be computed, though unreported.
+        is_gathered = unconfirmed_us > 0 and worker.report_us > REPORT_US
+        if is_gathered and (sent := view.sent_us(worker)) >= 0:
+            free_at = silent_at = max(free_at, sent + REPORT_US) + int(unconfirmed_us)
+            unconfirmed_us = 0.0
         silent_at += patience if patience > SILENT_US else SILENT_US
         if heard == UNHEARD_US:
             silent_at = 1
+    # 4. KV blocks left; an empty worker has room for any prompt.
     free = kv_free(worker, prefill)
     prompt_limit_blocks = LATE
-    if worker.kv_blocks and requests:  # an empty one has room
+    if worker.kv_blocks and requests:
         prompt_limit_blocks = free - reserve_percent * worker.kv_blocks // 100
     return WorkerEstimate(
         worker=worker.name,
         incarnation=worker.incarnation,
         free_at_us=free_at,
-        token_ns=coarse(int(price * 1000), TOKEN_DIGITS),
-        fixed_us=coarse(int(fixed + flying), FIXED_DIGITS),
+        token_ns=coarse(int(token_us * 1000), TOKEN_DIGITS),
+        fixed_us=coarse(int(fixed_us + unconfirmed_us), FIXED_DIGITS),
         silent_at_us=silent_at,
-        tpot_us=int(one + request),
+        tpot_us=int(decode_us + request),
         prefill_tokens=prefill,
         requests=requests,
         batch=batch,

@@ -49,7 +49,7 @@ class StepTime(Struct, kw_only=True):
     """What a step costs on workers of one class (`relume.policies.state.step_times`). `weights` of its features,
     in microseconds; `products` and `targets` are the normal equations they solve, older steps
     fading; `spread`: mean relative error; `samples` taken. Orders of workers go by
-    `routing_weights`, which follow `weights` when it makes a difference (`step_times.NEWS`).
+    `routing_weights`, which follow `weights` when it makes a difference (`step_times.PUBLISHED_CHANGE`).
     `grounds`: measured, class (weights are still of another build or hardware of `model`),
     default."""
 

@@ -38,29 +38,29 @@ prompt."""
 DEFAULTS = (6000.0, 40.0 * 256, 180.0, 15.0 * 16, 0.05 * 4096, 500.0)
 """Microseconds a scaled feature while no step of the model was seen."""
 
-NEWS = 1 / 8
+PUBLISHED_CHANGE = 1 / 8
 """Weights are published if they change a step's predicted length by this much."""
 
-EAGER = 192
+FIRST_STEPS = 192
 """Number of first steps of an engine that are all used; then one in PROMPT_EACH of those that
 compute prompts and one in DECODE_EACH of the others."""
 PROMPT_EACH = 8
 DECODE_EACH = 64
 
-ENOUGH = 24
+ENOUGH_SAMPLES = 24
 """Samples from which on a class goes by its own."""
 
-FADE = 0.99
-"""What a sample leaves of the weight of those before it."""
-GRIP = 0.02
-"""How much the equations are damped, by their own diagonal."""
-TINY = 1e-16
-FIRST = 1e-4
-"""What the weights a class begins with count, in samples; they fade like these."""
-CLIP = 3.0
-"""Errors beyond this multiple of the usual one count in proportion only."""
+FORGETTING = 0.99
+"""Forgetting factor: what a sample leaves of the weight of those before it."""
+RIDGE = 0.02
+"""Ridge damping: each equation by this part of its own diagonal, and by `LEAST_RIDGE`."""
+LEAST_RIDGE = 1e-16
+PRIOR_SAMPLES = 1e-4
+"""What the weights a class begins with count, in samples; they are forgotten like these."""
+HUBER = 3.0
+"""Huber's threshold: errors beyond this multiple of the usual one count in proportion only."""
 SLOWEST = 16.0
-DRIFT = 0.02
+MOST_DRIFT = 0.02
 """By how much, relatively, a step changes a worker's slowness at most."""
 IDLE_US = 50_000
 LONGEST = 4.0
@@ -79,7 +79,7 @@ _DIAGONAL = (0, 2, 5, 9, 14, 20)
 
 def ready(fleet: Fleet, worker: Worker, hardware: str) -> None:
     """An engine of this class serves."""
-    worker.eager = EAGER
+    worker.eager = FIRST_STEPS
     kind = f"{worker.model}/{worker.build}/{hardware}"
     if kind != worker.steps_like:
         worker.steps_like = kind
@@ -87,7 +87,7 @@ def ready(fleet: Fleet, worker: Worker, hardware: str) -> None:
     if kind not in fleet.steptimes:
         weights, grounds = list(DEFAULTS), "default"
         for found in fleet.steptimes.values():
-            if found.model == worker.model and found.samples >= ENOUGH:
+            if found.model == worker.model and found.samples >= ENOUGH_SAMPLES:
                 weights, grounds = list(found.weights), "class"
         fleet.steptimes[kind] = _fresh(worker.model, weights, grounds)
 
@@ -96,7 +96,7 @@ def _fresh(model: str, weights: list[float], grounds: str) -> StepTime:
     products = [0.0] * 21
     targets = [0.0] * 6
     for i, weight in enumerate(weights):  # one sample's worth of standing, each for itself
-        sure = FIRST / max(weight * weight, 1.0)
+        sure = PRIOR_SAMPLES / max(weight * weight, 1.0)
         products[_DIAGONAL[i]] = sure
         targets[i] = sure * weight
     return StepTime(
@@ -133,10 +133,10 @@ def learn(fleet: Fleet, worker: Worker, event: v.EngineStep) -> None:
                 work += change.tokens * change.tokens // 2
     _, a, b, c, d, _ = SCALES
     x = prompt * a, work * b, event.batch * c, event.sum_context * d, 1.0 if prompt else 0.0
-    most = DRIFT * min(max(took / IDLE_US, 1.0), LONGEST) if idles else DRIFT
+    most = MOST_DRIFT * min(max(took / IDLE_US, 1.0), LONGEST) if idles else MOST_DRIFT
     if sampled:
         _take(model, worker, x, took, most)
-    elif model.samples > ENOUGH:
+    elif model.samples > ENOUGH_SAMPLES:
         _drift(worker, _predicted(model.weights, x), took, most)
 
 
@@ -145,21 +145,24 @@ Features = tuple[float, float, float, float, float]
 
 
 def _take(model: StepTime, worker: Worker, x: Features, took: float, most_drift: float) -> None:
-    """Written out: this is where the fold's time goes. `m` is the lower triangle of the products,
-    row by row."""
+    """One sample of the weighted least squares. Written out: this is where the fold's time goes.
+    `m` is the lower triangle of the products, row by row."""
+    # 1. The relative error of what the weights say.
     x1, x2, x3, x4, x5 = x
     w0, w1, w2, w3, w4, w5 = model.weights
     expected = w0 + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4 + w5 * x5
     error = (took - expected) / (took if took > expected else expected)  # in (-1, 1)
     size = error if error >= 0 else -error
-    most = CLIP * model.spread
+    # 2. What the sample counts (Huber), and the usual error.
+    most = HUBER * model.spread
     sure = 1.0 if size <= most else most / size
     spread = model.spread + ((size if size < most else most) - model.spread) / 32
     model.spread = spread if spread > 0.01 else 0.01
     model.samples += 1
     weight = sure / (took * min(max(expected, took / 4), took * 4))
+    # 3. The normal equations: what they say is forgotten a little, and the sample added.
     b1, b2, b3, b4 = x1 * weight, x2 * weight, x3 * weight, x4 * weight
-    m = [value * FADE for value in model.products]
+    m = [value * FORGETTING for value in model.products]
     m[0] += weight
     m[1] += b1
     m[2] += b1 * x1
@@ -184,18 +187,20 @@ def _take(model: StepTime, worker: Worker, x: Features, took: float, most_drift:
         m[20] += weight
     model.products = m
     t0, t1, t2, t3, t4, t5 = model.targets
-    t0 = t0 * FADE + weight * took
-    t1 = t1 * FADE + b1 * took
-    t2 = t2 * FADE + b2 * took
-    t3 = t3 * FADE + b3 * took
-    t4 = t4 * FADE + b4 * took
-    t5 = t5 * FADE + x5 * weight * took
+    t0 = t0 * FORGETTING + weight * took
+    t1 = t1 * FORGETTING + b1 * took
+    t2 = t2 * FORGETTING + b2 * took
+    t3 = t3 * FORGETTING + b3 * took
+    t4 = t4 * FORGETTING + b4 * took
+    t5 = t5 * FORGETTING + x5 * weight * took
     model.targets = [t0, t1, t2, t3, t4, t5]
+    # 4. The weights, and what is published of them.
     model.weights = _solved(m, model.targets, model.weights)
     _tell(model, x)
-    if model.samples == ENOUGH:
+    # 5. The worker's own slowness, once its class is known.
+    if model.samples == ENOUGH_SAMPLES:
         model.grounds = "measured"
-    elif model.samples > ENOUGH:
+    elif model.samples > ENOUGH_SAMPLES:
         _drift(worker, expected, took, most_drift)
 
 
@@ -246,7 +251,7 @@ def _equations(
     rows = []
     for place, take in enumerate(_rows(columns)):
         row, i = list(take(m)), columns[place]
-        damp = row[place] * GRIP + TINY
+        damp = row[place] * RIDGE + LEAST_RIDGE
         row[place] += damp
         row[-1] = targets[i] + damp * old[i]
         rows.append(row)
@@ -278,17 +283,17 @@ def _all_solved(m: list[float], targets: list[float], old: list[float]) -> list[
     m11, m12, m13, m14, m15, m16, m17, m18, m19, m20 = m[11:]
     t0, t1, t2, t3, t4, t5 = targets
     o0, o1, o2, o3, o4, o5 = old
-    damp = m0 * GRIP + TINY
+    damp = m0 * RIDGE + LEAST_RIDGE
     m0, t0 = m0 + damp, t0 + damp * o0
-    damp = m2 * GRIP + TINY
+    damp = m2 * RIDGE + LEAST_RIDGE
     m2, t1 = m2 + damp, t1 + damp * o1
-    damp = m5 * GRIP + TINY
+    damp = m5 * RIDGE + LEAST_RIDGE
     m5, t2 = m5 + damp, t2 + damp * o2
-    damp = m9 * GRIP + TINY
+    damp = m9 * RIDGE + LEAST_RIDGE
     m9, t3 = m9 + damp, t3 + damp * o3
-    damp = m14 * GRIP + TINY
+    damp = m14 * RIDGE + LEAST_RIDGE
     m14, t4 = m14 + damp, t4 + damp * o4
-    damp = m20 * GRIP + TINY
+    damp = m20 * RIDGE + LEAST_RIDGE
     m20, t5 = m20 + damp, t5 + damp * o5
     by = m1 / m0
     m2, m4, m7 = m2 - by * m1, m4 - by * m3, m7 - by * m6
@@ -338,7 +343,7 @@ def _all_solved(m: list[float], targets: list[float], old: list[float]) -> list[
 def _tell(model: StepTime, x: Features) -> None:
     """Publish the weights, if they change this step's predicted length by much."""
     old, new = _predicted(model.routing_weights, x), _predicted(model.weights, x)
-    if abs(new - old) > old * NEWS:
+    if abs(new - old) > old * PUBLISHED_CHANGE:
         model.routing_weights = model.weights
 
 

@@ -18,11 +18,11 @@ from relume.events import vocabulary as v
 from relume.events.failpoints.failpoint_client import ENVIRONMENT
 from relume.events.failpoints.points import Action, Failpoint
 from relume.events.vocabulary.enums import FailureClass, HealthState
-from relume.policies.state.step_times import EAGER
+from relume.policies.state.step_times import FIRST_STEPS
 from tests.live.conftest import EVENLY, HANG_S, Scene, same, scene_of, whole
 
 PAUSE_S = 0.06
-TOKENS = EAGER + 100
+TOKENS = FIRST_STEPS + 100
 """More steps than those that all teach step times."""
 
 
@@ -46,7 +46,7 @@ async def test_an_engine_that_idles_before_each_step_is_judged_slow(
                 print(
                     f"{name}: {len(steps)} steps, median gap {median(gaps)} us, {median(took)} us"
                 )
-                assert len(steps) > EAGER and median(gaps) < PAUSE_S * 1e6 / 4
+                assert len(steps) > FIRST_STEPS and median(gaps) < PAUSE_S * 1e6 / 4
             slow = await _judged_slow(scene, failpoints, len(healthy["w0"]))
             assert same(calm, slow) == []
             await scene.sound()

@@ -8,7 +8,7 @@ import pytest
 
 from relume.events import vocabulary as v
 from relume.policies.state.fleet import Worker, dump
-from relume.policies.state.step_times import EAGER
+from relume.policies.state.step_times import FIRST_STEPS
 from tests.policies.story import Story, engine_step
 
 BATCH, CONTEXT = 8, 2000
@@ -82,7 +82,7 @@ class TwoWorkers:
         self.workers = [self.story.worker(name) for name in ("w0", "w1")]
         self._rng = Random(3)
         self._number = 0
-        for _ in range(EAGER + 32):
+        for _ in range(FIRST_STEPS + 32):
             self.steps(20_000)
         assert all(w.eager == 0 and 0.9 < w.slowness < 1.1 for w in self.workers)
 
