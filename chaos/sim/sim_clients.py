@@ -40,7 +40,7 @@ def fault_free(names: Sequence[str], schedule: Schedule) -> list[History]:
                 token_count=r.output_tokens,
                 finish="length",
                 tokens=tokens_of(r.name, 0, r.output_tokens),
-                asked=r.name,
+                content_id=r.name,
                 undisturbed=True,
             ),
             sent_ns=0,
@@ -63,7 +63,7 @@ class Call:
         self._reader = AnswerReader(style_of(request.name, request.client))
         self.connection = request.name
         self.request = request
-        self.record = ClientRecord(request=request.name, asked=request.name)
+        self.record = ClientRecord(request=request.name, content_id=request.name)
         self.sent_ns = 0
         self.first_ns = self.last_ns = self.longest_ns = 0
         self.over = False

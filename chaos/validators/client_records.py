@@ -6,8 +6,8 @@ from relume.chaos.traffic import Stream
 from relume.chaos.validators.records import ClientRecord
 
 
-def record_of(stream: Stream, asked: str = "", undisturbed: bool = False) -> ClientRecord:
-    """The record of `stream`. `asked` defaults to its prompt; set it if parameters differ."""
+def record_of(stream: Stream, content_id: str = "", undisturbed: bool = False) -> ClientRecord:
+    """The record of `stream`. `content_id` defaults to its prompt; set it if parameters differ."""
     return ClientRecord(
         request=stream.request,
         status=stream.status,
@@ -18,7 +18,7 @@ def record_of(stream: Stream, asked: str = "", undisturbed: bool = False) -> Cli
         finish=stream.finish,
         tokens=list(stream.tokens),
         gaps_ms=[1000 * stream.longest_gap_s] if stream.tokens else [],
-        asked=asked or stream.prompt,
+        content_id=content_id or stream.prompt,
         undisturbed=undisturbed,
     )
 

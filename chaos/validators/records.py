@@ -37,8 +37,8 @@ class Violation(Struct, frozen=True):
 class ClientRecord(Struct, kw_only=True):
     """One request as its client saw it.
 
-    `request` is the x-request-id it sent, unique in the run. `asked` identifies its content: equal
-    for requests that must get equal answers. `undisturbed` marks those that ran without faults.
+    `request` is the x-request-id it sent, unique in the run. `content_id` is equal for requests that
+    must get equal answers. `undisturbed` marks those that ran without faults.
     `outcome`: completed, cancelled (it left), failed or rejected (it got an error), cut (the
     connection broke without an end), gone (it returned to a stream that no longer existed).
     `status` 0: no answer came. `tokens` are ids, if the request wants them; `token_count` counts
@@ -55,7 +55,7 @@ class ClientRecord(Struct, kw_only=True):
     tokens: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     gaps_ms: list[float] = field(default_factory=list)
-    asked: str = ""
+    content_id: str = field(default="", name="asked")
     undisturbed: bool = False
     other_tokens: int = 0
 

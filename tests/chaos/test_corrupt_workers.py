@@ -64,8 +64,8 @@ def _fields(event: Any) -> dict[str, Any]:
 
 def clients_with(tokens: list[int], outcome: str) -> list[ClientRecord]:
     return [
-        ClientRecord(request="before", tokens=RIGHT, asked="a", undisturbed=True),
-        ClientRecord(request="q", tokens=tokens, asked="a", outcome=outcome),
+        ClientRecord(request="before", tokens=RIGHT, content_id="a", undisturbed=True),
+        ClientRecord(request="q", tokens=tokens, content_id="a", outcome=outcome),
     ]
 
 

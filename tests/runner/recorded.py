@@ -65,7 +65,7 @@ def outcome(**changes: Any) -> Outcome:
             finish="length",
         )
         record.tokens = record.starts = tokens
-        record.asked = "the same"
+        record.content_id = "the same"
         record.gaps_ms = [end.event.longest_gap_us / 1000]
         sent = (at.at_ms - times[0]) * MS
         first = sent + end.event.ttft_us * 1000
@@ -82,7 +82,7 @@ def outcome(**changes: Any) -> Outcome:
         finish="length",
         tokens=tokens,
     )
-    calm.asked, calm.undisturbed = "the same", True
+    calm.content_id, calm.undisturbed = "the same", True
     histories.append(History(request="fault-free", record=calm, sent_ns=0))
     struck = FiredFault(
         name="f0", what="engine-kill", target=dead.event.worker, at_ns=(dead.at_ms - times[0]) * MS

@@ -25,4 +25,4 @@ from relume.chaos.validators.client_records import record_of
 def test_streams_become_records(fields: Any, outcome: str) -> None:
     stream = Stream(request="r", prompt="p", tokens=[1, 2], text="ab", **fields)
     record = record_of(stream)
-    assert (record.outcome, record.token_count, record.asked) == (outcome, 2, "p")
+    assert (record.outcome, record.token_count, record.content_id) == (outcome, 2, "p")

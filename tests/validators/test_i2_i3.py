@@ -29,7 +29,7 @@ def test_i2_finds_any_difference(change: Any) -> None:
         token_count=2,
         finish="length",
         tokens=[1, 2],
-        asked="p",
+        content_id="p",
     )
     calm.undisturbed = True
     hit = msgspec.structs.replace(calm, request="q1", undisturbed=False)
@@ -45,14 +45,19 @@ def test_i2_is_not_asked_of_what_was_not_promised() -> None:
     story.replica()
     story.tell("r.r0", arrived(verdict="sampled"), ended())
     calm = ClientRecord(
-        request="calm", status=200, outcome="completed", text="abc", asked="p", undisturbed=True
+        request="calm",
+        status=200,
+        outcome="completed",
+        text="abc",
+        content_id="p",
+        undisturbed=True,
     )
-    other = ClientRecord(request="q1", status=200, outcome="completed", text="xyz", asked="p")
+    other = ClientRecord(request="q1", status=200, outcome="completed", text="xyz", content_id="p")
     assert i2_identical_stream.check(story.groups, [calm, other]) == []
 
 
 def test_i2_run_without_counterparts_is_no_proof() -> None:
-    lonely = ClientRecord(request="q1", status=200, outcome="completed", text="abc", asked="p")
+    lonely = ClientRecord(request="q1", status=200, outcome="completed", text="abc", content_id="p")
     assert "counterpart" in about(i2_identical_stream.check(whole().groups, [lonely]))
 
 

@@ -201,7 +201,7 @@ def test_i14_compares_what_restored_requests_answered() -> None:
         finish="length",
         tokens=[1, 2],
     )
-    calm.asked, calm.undisturbed = "a", True
+    calm.content_id, calm.undisturbed = "a", True
     same = msgspec.structs.replace(calm, request="q1", undisturbed=False)
     assert i14_no_bad_block.check(story.groups, [calm, same]) == []
     other = msgspec.structs.replace(same, tokens=[1, 3])

@@ -385,7 +385,12 @@ def test_a_log_is_decoded_once(good: Outcome, monkeypatch: pytest.MonkeyPatch) -
 def test_a_prefix_is_no_difference(good: Outcome) -> None:
     """How much a client got whose connection broke is unknown; what it got is not."""
     record = ClientRecord(
-        request="q", status=200, outcome="cut", token_count=3, asked="the same", tokens=[0, 1, 2]
+        request="q",
+        status=200,
+        outcome="cut",
+        token_count=3,
+        content_id="the same",
+        tokens=[0, 1, 2],
     )
     clients = [*(h.record for h in good.histories), record]
     assert check_all(good.groups, clients, ("I2",)) == []

@@ -33,7 +33,7 @@ def check(
         event = at.event
         if type(event) is v.AdminCommanded:
             first = commands.setdefault(event.command_id, event)
-            out += _asked(at.revision, event, first)
+            out += _command_errors(at.revision, event, first)
         elif type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
             own.add(f"quarantine.{event.worker}.{event.incarnation}")
         elif type(event) is v.CrossChecked and event.differs >= 0:
@@ -53,7 +53,9 @@ def check(
     return out + _acknowledged(commands, sent)
 
 
-def _asked(revision: int, event: v.AdminCommanded, first: v.AdminCommanded) -> Iterator[Violation]:
+def _command_errors(
+    revision: int, event: v.AdminCommanded, first: v.AdminCommanded
+) -> Iterator[Violation]:
     """Errors of a command. `first`: the first one with its id."""
     if not event.principal:
         yield Violation(PROMISE, event.command_id, "has no principal", revision)

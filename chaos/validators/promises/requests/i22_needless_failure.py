@@ -167,8 +167,8 @@ class _Rules:
         waiting, of_tenant = self._queue.at(call, at_ns)
         is_shared = bool(call.tenant) and of_tenant > limits.of_tenant
         if waiting <= limits.requests and not is_shared:
-            room = f"{limits.requests} may wait, at most {waiting} did"
-            yield f"it got {BUSY} after {waited_ms} ms; {room}, of its tenant {of_tenant}"
+            queue_use = f"{limits.requests} may wait, at most {waiting} did"
+            yield f"it got {BUSY} after {waited_ms} ms; {queue_use}, of its tenant {of_tenant}"
 
     # --- faults
 
@@ -214,7 +214,7 @@ class _Rules:
         if call.status in (BUSY, NO_WORKER):
             return len(blows) >= self._limits.errors
         last = begun[-1].worker if begun else ""
-        if self._is_kept_no_more(course) or self._breaks_off(
+        if self._is_grace_over(course) or self._breaks_off(
             course, begun[-1] if begun else None, at_ms
         ):
             return True
@@ -234,7 +234,7 @@ class _Rules:
         breaks = [strike for strike in self._strikes if strike.what == "answer-broken"]
         return is_struck(breaks, (last.worker,), at_ms - FELT_MS, at_ms + SLACK_MS)
 
-    def _is_kept_no_more(self, course: Course) -> bool:
+    def _is_grace_over(self, course: Course) -> bool:
         """Whether a fault killed its gateway, and its client was away for the grace time after that."""
         assert course.arrived is not None
         arrival = course.arrived.event

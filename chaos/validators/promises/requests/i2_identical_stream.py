@@ -31,8 +31,8 @@ def check(
     of_corrupt = served(groups, verdicts(groups, corrupt))
     references: dict[str, ClientRecord] = {}
     for client in clients:
-        if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.asked:
-            references.setdefault(client.asked, client)
+        if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.content_id:
+            references.setdefault(client.content_id, client)
     out: list[Violation] = []
     compared = eligible = 0
     for client, course in of_clients(courses(groups), clients):
@@ -41,8 +41,8 @@ def check(
             or course.arrived is None
             or course.arrived.event.verdict == Guarantee.EXACT
         )
-        reference = references.get(client.asked)
-        if not client.asked or not exact or reference is client:
+        reference = references.get(client.content_id)
+        if not client.content_id or not exact or reference is client:
             continue
         if course is not None and course.request in of_corrupt:
             continue

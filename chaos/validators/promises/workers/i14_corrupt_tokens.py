@@ -111,18 +111,18 @@ def _wrong_answers(
     known: Mapping[Engine, Mapping[str, int]],
 ) -> Iterator[Violation]:
     right = {
-        client.asked: client.tokens
+        client.content_id: client.tokens
         for client in clients
-        if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.asked
+        if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.content_id
     }
     listed: dict[str, set[str]] | None = None
     missed: dict[Engine, int] = {}
     for client, course in of_clients(courses(groups), clients):
         if course is None or course.request not in served or client.undisturbed:
             continue
-        if client.outcome != RequestOutcome.COMPLETED or client.asked not in right:
+        if client.outcome != RequestOutcome.COMPLETED or client.content_id not in right:
             continue
-        if client.tokens == right[client.asked]:
+        if client.tokens == right[client.content_id]:
             continue
         listed = _listed(groups) if listed is None else listed
         for engine in served[course.request]:
