@@ -94,7 +94,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet = _fleet(rng, chosen)
     traffic = _traffic(rng)
     fleet, traffic, later = _later(seed, fleet, traffic, without)
-    fleet, traffic = _room(seed, fleet, traffic)
+    fleet, traffic = _with_queueing(seed, fleet, traffic)
     fleet, traffic, again = _in_recovery(seed, fleet, traffic, without)
     traffic = _clients(seed, traffic)
     fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
@@ -244,7 +244,7 @@ def _in_recovery(
     return fleet, traffic, tuple(faults)
 
 
-def _room(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traffic]:
+def _with_queueing(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traffic]:
     """In one of eight seeds, workers reach their limit with few requests, so that arrivals queue,
     by tier and tenant. Drawn separately, as above."""
     rng = Random(f"compose-room:{seed}")
@@ -352,15 +352,17 @@ def _in_disorder(seed: int, fleet: Fleet, is_stuck: bool) -> Fleet:
     Drawn separately, as above. Whether an engine has finished a stream that got stuck is known by its
     reports alone: then they come."""
     rng = Random(f"compose-disorder:{seed}")
-    delay_ms, kept = rng.choice((0, 20, 200, 1500, 3000)), rng.choice((0, 0, 2, 16))
+    delay_ms, report_limit = rng.choice((0, 20, 200, 1500, 3000)), rng.choice((0, 0, 2, 16))
     repeated = rng.random() < 0.5
     if rng.random() >= 0.25:
         return fleet
     if is_stuck:
-        delay_ms, kept = min(delay_ms, 200), 0
+        delay_ms, report_limit = min(delay_ms, 200), 0
     return replace(
         fleet,
-        disorder=Disorder(report_delay_ms=delay_ms, kept_reports=kept, notices_repeated=repeated),
+        disorder=Disorder(
+            report_delay_ms=delay_ms, kept_reports=report_limit, notices_repeated=repeated
+        ),
     )
 
 

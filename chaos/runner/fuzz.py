@@ -54,7 +54,6 @@ class Ran(Struct, frozen=True, kw_only=True):
     took_s: float = 0.0
     events: int = 0
     virtual_s: float = 0.0
-    kept: bool = False
     faults: tuple[tuple[str, bool], ...] = ()
     """Kinds of the faults that were planned, and whether each struck."""
     guards: tuple[str, ...] = ()
@@ -114,7 +113,7 @@ def usable(names: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     return able, waiting
 
 
-def asked(
+def planned_runs(
     names: Sequence[str], first: int, count: int, limit_s: float, out: Path | None
 ) -> Iterator[PlannedRun]:
     """`count` runs: each seed with the next scenario."""
@@ -133,11 +132,9 @@ def one(given: PlannedRun) -> Ran:
         return Ran(result="failed", signature=(type(error).__name__,), why=(str(error),))
     done = world.judged(lambda: world.simulate(case), given.limit_s)
     run, verdict = done.run, done.verdict
-    kept = False
     failed = verdict is not None and verdict.result == "failed"
     if failed and run is not None and verdict is not None and given.folder is not None:
         keep(given.folder, run, verdict, case.command)
-        kept = True
     events = sum(len(s.records) for g in run.groups for s in g.segments) if run else 0
     virtual_s = run.ended_ns / 1e9 if run else 0.0
     return Ran(
@@ -147,7 +144,6 @@ def one(given: PlannedRun) -> Ran:
         took_s=done.took_s,
         events=events,
         virtual_s=virtual_s,
-        kept=kept,
         faults=tuple((f.what, bool(f.at_ns)) for f in verdict.faults) if verdict else (),
         guards=take_reached(),
     )

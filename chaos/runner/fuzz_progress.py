@@ -19,8 +19,8 @@ from relume.chaos.runner.fuzz import (
     PlannedRun,
     Ran,
     Tally,
-    asked,
     fuzz,
+    planned_runs,
     usable,
 )
 from relume.chaos.runner.guards import count_guards, guards
@@ -82,7 +82,7 @@ def fuzz_command(given: argparse.Namespace) -> int:
         count_guards()
     progress = Progress(given.seeds)
     began = time.monotonic()
-    runs = asked(names, given.first, given.seeds, given.limit, given.out)
+    runs = planned_runs(names, given.first, given.seeds, given.limit, given.out)
     tallies, early = fuzz(runs, given.jobs, given.for_s, progress.seen, given.stop)
     progress.clear()
     took_s = time.monotonic() - began
@@ -90,10 +90,10 @@ def fuzz_command(given: argparse.Namespace) -> int:
     if given.guards:
         missed = [g.name for g in guards() if not progress.guards[g.name] and not g.unreached]
     if given.json:
-        told = summary(tallies, waiting, early, took_s)
+        report = summary(tallies, waiting, early, took_s)
         if given.guards:
-            told["guards"] = {guard.name: progress.guards[guard.name] for guard in guards()}
-        print(msgspec.json.encode(told).decode())
+            report["guards"] = {guard.name: progress.guards[guard.name] for guard in guards()}
+        print(msgspec.json.encode(report).decode())
     else:
         if given.guards:
             print("\n".join(guard_lines(progress.guards)))
@@ -102,8 +102,8 @@ def fuzz_command(given: argparse.Namespace) -> int:
         print(f"no run reached: {', '.join(missed)}", file=sys.stderr)
     if missed or any(tally.failed for tally in tallies.values()):
         return 1
-    asked_for = early in ("", INTERRUPTED, TIME_OVER)
-    return 0 if asked_for and any(tally.passed for tally in tallies.values()) else 2
+    is_planned_end = early in ("", INTERRUPTED, TIME_OVER)
+    return 0 if is_planned_end and any(tally.passed for tally in tallies.values()) else 2
 
 
 def guard_lines(reached: Counter[str]) -> Iterator[str]:

@@ -23,7 +23,7 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
     A stream without a whole answer counts as broken, regardless of which side ended it.
     Undisturbed requests do not count."""
     histories = real(run)
-    asked = {request.name: request for request in run.schedule.requests}
+    requests = {request.name: request for request in run.schedule.requests}
     refused = sum(h.record.status in REFUSED and not h.record.token_count for h in histories)
     broken = sum(h.record.outcome != RequestOutcome.COMPLETED for h in histories)
     ttft = [(h.first_ns - h.sent_ns) / MS for h in histories if h.first_ns is not None]
@@ -43,9 +43,9 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
         "workers_quarantined": _count(log, _is_quarantine),
         "ttft_ms_mean": mean(ttft),
         "ttft_ms_p99": quantile(ttft, 0.99),
-        "ttft_ms_p99_interactive": quantile(_ttft_of(histories, asked, "interactive"), 0.99),
-        "ttft_ms_p99_batch": quantile(_ttft_of(histories, asked, "batch"), 0.99),
-        "tenant_fairness": _fairness(histories, asked),
+        "ttft_ms_p99_interactive": quantile(_ttft_of(histories, requests, "interactive"), 0.99),
+        "ttft_ms_p99_batch": quantile(_ttft_of(histories, requests, "batch"), 0.99),
+        "tenant_fairness": _fairness(histories, requests),
         "tpot_ms_mean": mean([p for h in histories if (p := tpot_ms(h)) is not None]),
         "gap_ms_p99": quantile(gaps, 0.99),
         "recovery_ms_p99": quantile(back, 0.99),
@@ -53,21 +53,23 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
     }
 
 
-def _ttft_of(histories: Sequence[History], asked: Mapping[str, Request], tier: str) -> list[float]:
+def _ttft_of(
+    histories: Sequence[History], requests: Mapping[str, Request], tier: str
+) -> list[float]:
     return [
         (h.first_ns - h.sent_ns) / MS
         for h in histories
-        if h.first_ns is not None and h.request in asked and asked[h.request].tier == tier
+        if h.first_ns is not None and h.request in requests and requests[h.request].tier == tier
     ]
 
 
-def _fairness(histories: Sequence[History], asked: Mapping[str, Request]) -> float | None:
+def _fairness(histories: Sequence[History], requests: Mapping[str, Request]) -> float | None:
     """Minimum over tenants of the tokens served, as a share of an equal part or of all that the
     tenant requested, if that is less; None: fewer than two tenants."""
     served: dict[str, int] = {}
     wanted: dict[str, int] = {}
     for history in histories:
-        request = asked.get(history.request)
+        request = requests.get(history.request)
         if request is not None and request.tenant:
             tokens = request.prompt_tokens + request.output_tokens
             wanted[request.tenant] = wanted.get(request.tenant, 0) + tokens

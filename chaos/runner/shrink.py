@@ -82,12 +82,12 @@ def shrink(
 
 def _bare(case: Case, target: str) -> Case:
     """The case without bounds that are unrelated to the failure."""
-    kept = [
+    bounds = [
         bound
         for bound in case.scenario.expect
         if target == f"bound:{bound.figure}" and bound.figure not in OF_TRAFFIC
     ]
-    return replace(case, scenario=replace(case.scenario, expect=tuple(kept)))
+    return replace(case, scenario=replace(case.scenario, expect=tuple(bounds)))
 
 
 Fails = Callable[[Case], bool]
@@ -112,14 +112,14 @@ def minimal(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> l
 
 
 def _fewer_faults(case: Case, fails: Fails) -> None:
-    minimal(case.schedule.faults, lambda kept: fails(with_faults(case, kept)))
+    minimal(case.schedule.faults, lambda remaining: fails(with_faults(case, remaining)))
 
 
 def _fewer_requests(case: Case, fails: Fails) -> None:
     requests = case.schedule.requests
     while len(requests) > 1 and fails(with_requests(case, requests[: len(requests) // 2])):
         requests = requests[: len(requests) // 2]
-    minimal(requests, lambda kept: bool(kept) and fails(with_requests(case, kept)))
+    minimal(requests, lambda remaining: bool(remaining) and fails(with_requests(case, remaining)))
 
 
 def _smaller_fleet(case: Case, fails: Fails) -> None:
@@ -152,30 +152,32 @@ def _shorter(case: Case, fails: Fails) -> None:
             case = smaller
 
 
-def with_faults(case: Case, kept: Sequence[PlannedFault]) -> Case:
+def with_faults(case: Case, remaining: Sequence[PlannedFault]) -> Case:
     """`case` with these faults of its schedule alone."""
-    names = {planned.name for planned in kept}
+    names = {planned.name for planned in remaining}
     faults = case.schedule.faults
     given = case.scenario.faults
     if len(given) == len(faults):
         pairs = zip(given, faults, strict=True)
         given = tuple(fault for fault, planned in pairs if planned.name in names)
     scenario = replace(case.scenario, faults=given)
-    return replace(case, scenario=scenario, schedule=replace(case.schedule, faults=tuple(kept)))
+    return replace(
+        case, scenario=scenario, schedule=replace(case.schedule, faults=tuple(remaining))
+    )
 
 
-def with_requests(case: Case, kept: Sequence[Request]) -> Case:
+def with_requests(case: Case, remaining: Sequence[Request]) -> Case:
     """`case` with these requests alone. A request that followed a removed one now follows that
     one's predecessor, or is sent at the time of the first removed one."""
-    traffic = replace(case.scenario.traffic, requests=max(len(kept), 1))
-    schedule = replace(case.schedule, requests=tuple(_joined(case.schedule, kept)))
+    traffic = replace(case.scenario.traffic, requests=max(len(remaining), 1))
+    schedule = replace(case.schedule, requests=tuple(_joined(case.schedule, remaining)))
     return replace(case, scenario=replace(case.scenario, traffic=traffic), schedule=schedule)
 
 
-def _joined(schedule: Schedule, kept: Sequence[Request]) -> Iterator[Request]:
+def _joined(schedule: Schedule, remaining: Sequence[Request]) -> Iterator[Request]:
     all_ = {request.name: request for request in schedule.requests}
-    names = {request.name for request in kept}
-    for request in kept:
+    names = {request.name for request in remaining}
+    for request in remaining:
         at = request
         while at.after is not None and at.after not in names:
             at = all_[at.after]
@@ -189,19 +191,19 @@ def with_fleet(case: Case, workers: int, control_planes: int = 0, etcd: int = 0)
     """`case` with the first of its workers, replicas and members (0: all); faults of those that
     are gone are left out."""
     old = case.schedule
-    kept = dict(list(old.workers.items())[:workers])
+    remaining = dict(list(old.workers.items())[:workers])
     replicas = old.control_planes[: control_planes or None]
     members = old.etcd[: etcd or None]
-    domains = list(dict.fromkeys(kept.values()))
+    domains = list(dict.fromkeys(remaining.values()))
     gone = {*old.workers, *old.control_planes, *old.etcd, *old.workers.values()}
-    gone -= {*kept, *replicas, *members, *domains}
+    gone -= {*remaining, *replicas, *members, *domains}
     faults = [planned for planned in old.faults if planned.target not in gone]
     case = with_faults(case, faults)
     fleet = replace(
-        case.scenario.fleet, workers=len(kept), domains=len(domains),
+        case.scenario.fleet, workers=len(remaining), domains=len(domains),
         control_planes=len(replicas), etcd=len(members),
     )  # fmt: skip
-    schedule = replace(case.schedule, workers=kept, control_planes=replicas, etcd=members)
+    schedule = replace(case.schedule, workers=remaining, control_planes=replicas, etcd=members)
     return replace(case, scenario=replace(case.scenario, fleet=fleet), schedule=schedule)
 
 

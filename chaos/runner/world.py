@@ -74,7 +74,7 @@ def judged(work: Callable[[], Outcome], limit_s: float) -> JudgedRun:
             run=run,
             verdict=None,
             signature=(kind,),
-            why=(pool.told(error),),
+            why=(pool.error_line(error),),
             took_s=time.monotonic() - began,
         )
     first = tuple(str(violation) for violation in verdict.violations[:1])

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     for seed in map(int, argv[0].split(",")):
         take_met()
         name = names[seed % len(names)]
-        (planned,) = fuzz.asked([name], seed, 1, LIMIT_S, None)
+        (planned,) = fuzz.planned_runs([name], seed, 1, LIMIT_S, None)
         ran = fuzz.one(planned)
         told = {
             "seed": seed,

@@ -394,7 +394,7 @@ def planted(plant: Plant) -> Iterator[None]:
 def runs(first: int, count: int) -> Iterator[fuzz.PlannedRun]:
     """Those of `relume-chaos fuzz`."""
     names, _ = fuzz.usable()
-    return (r for r in fuzz.asked(names, 0, first + count, 60.0, None) if r.seed >= first)
+    return (r for r in fuzz.planned_runs(names, 0, first + count, 60.0, None) if r.seed >= first)
 
 
 def find(

@@ -118,7 +118,7 @@ def test_fuzz_tells_who_failed_and_keeps_only_that(played: None, tmp_path: Path,
         everything
     ) - {"composed"}
     assert everything[3::4] == ["composed"] * (len(everything) // 4)
-    runs = fuzz.asked(names, 0, 6, 30.0, tmp_path)
+    runs = fuzz.planned_runs(names, 0, 6, 30.0, tmp_path)
     seen: list[int] = []
     tallies, early = fuzz.fuzz(runs, jobs, None, lambda given, ran, _: seen.append(given.seed))
     assert early == "" and sorted(seen) == list(range(6))
@@ -164,7 +164,7 @@ def test_a_composed_run_is_judged_by_the_half_of_its_faults_that_struck() -> Non
 
 
 def test_fuzz_ends_when_its_time_is_over(played: None) -> None:
-    runs = fuzz.asked(["calm"], 0, 10_000, 30.0, None)
+    runs = fuzz.planned_runs(["calm"], 0, 10_000, 30.0, None)
     tallies, early = fuzz.fuzz(runs, 1, 0.3, lambda *_: None)
     assert early == "time is over" and 0 < tallies["calm"].runs < 10_000
 
@@ -281,7 +281,7 @@ def test_fuzz_ends_though_a_run_keeps_the_interrupt_to_itself(
 
     monkeypatch.setattr(fuzz, "one", swallows)
     before = signal.getsignal(signal.SIGTERM)
-    runs = fuzz.asked(["calm"], 0, 50, 1.0, None)
+    runs = fuzz.planned_runs(["calm"], 0, 50, 1.0, None)
     tallies, early = fuzz.fuzz(runs, 1, None, lambda *_: None)
     assert (tallies["calm"].runs, early) == (3, "interrupted")
     assert signal.getsignal(signal.SIGTERM) is before

@@ -33,7 +33,7 @@ WIDTH, LEFT, ROW, PLOT_HEIGHT = 1160, 64, 5, 230
 Row = tuple[Any, ...]
 
 
-def page(told: Timeline, verdict: Verdict, run: Run) -> str:
+def page(timeline: Timeline, verdict: Verdict, run: Run) -> str:
     """The page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
@@ -51,26 +51,26 @@ def page(told: Timeline, verdict: Verdict, run: Run) -> str:
         "ROW": ROW,
         "PLOT_HEIGHT": PLOT_HEIGHT,
         "ticks": ticks,
-        "x": lambda at_ms: _x(at_ms, told.ends_ms),
-        "rows": _lanes(told),
+        "x": lambda at_ms: _x(at_ms, timeline.ends_ms),
+        "rows": _lanes(timeline),
     }
     return environment.get_template("page.html.j2").render(
-        told=told,
+        timeline=timeline,
         verdict=verdict,
         run=run,
         promises=[(name, *_judged(name, verdict)) for name in PROMISES],
         violations=[(v.promise, v.about, v.detail, v.revision or "") for v in verdict.violations],
         faults=_faults(verdict),
         plots=[
-            ("time to first token, ms, by when it was sent", _points(told, "ttft_ms")),
-            ("longest gap between tokens, ms, by when it was sent", _points(told, "gap_ms")),
+            ("time to first token, ms, by when it was sent", _points(timeline, "ttft_ms")),
+            ("longest gap between tokens, ms, by when it was sent", _points(timeline, "gap_ms")),
         ],
-        gaps=_distribution(told),
-        latencies=_latencies(told),
+        gaps=_distribution(timeline),
+        latencies=_latencies(timeline),
         figures=_figures(verdict),
-        disturbed=_disturbed(told),
+        disturbed=_disturbed(timeline),
         most_requests=MOST_REQUESTS,
-        decisions=_decisions(told.decisions),
+        decisions=_decisions(timeline.decisions),
     )
 
 
@@ -88,11 +88,11 @@ def ticks(most: float) -> list[float]:
     return [index * step for index in range(int(most / step) + 1)]
 
 
-def _lanes(told: Timeline) -> list[dict[str, Any]]:
+def _lanes(timeline: Timeline) -> list[dict[str, Any]]:
     """Workers, then replicas, each with its vertical position."""
     rows, top = [], 34.0
-    heights = [(lane, lane.rows * ROW + 8.0) for lane in told.workers]
-    for lane, height in [*heights, *((lane, 14.0) for lane in told.replicas)]:
+    heights = [(lane, lane.rows * ROW + 8.0) for lane in timeline.workers]
+    for lane, height in [*heights, *((lane, 14.0) for lane in timeline.replicas)]:
         rows.append({"lane": lane, "top": top, "height": height})
         top += height + 5
     return rows
@@ -123,7 +123,7 @@ def _kind(request: TimelineRequest) -> str:
     return "hit" if request.interrupted else "calm"
 
 
-def _points(told: Timeline, figure: str) -> list[dict[str, Any]]:
+def _points(timeline: Timeline, figure: str) -> list[dict[str, Any]]:
     points = [
         {
             "at_ms": r.sent_ms,
@@ -131,15 +131,15 @@ def _points(told: Timeline, figure: str) -> list[dict[str, Any]]:
             "kind": _kind(r),
             "title": f"{r.request} {r.outcome}: {value:,.1f} ms ({' then '.join(r.workers)})",
         }
-        for r in told.requests
+        for r in timeline.requests
         if (value := getattr(r, figure)) is not None
     ]
     return points[:: max(len(points) // MOST_POINTS, 1)]
 
 
-def _distribution(told: Timeline) -> dict[str, Any]:
+def _distribution(timeline: Timeline) -> dict[str, Any]:
     """Shares of gaps up to each value (logarithmic, ms), a curve for each kind of stream."""
-    every = [value for values in told.gaps_ms for value in values if value > 0]
+    every = [value for values in timeline.gaps_ms for value in values if value > 0]
     low = math.floor(math.log10(max(min(every, default=1.0), 1e-3)))
     high = max(math.ceil(math.log10(max(every, default=10.0))), low + 1)
 
@@ -149,7 +149,7 @@ def _distribution(told: Timeline) -> dict[str, Any]:
 
     curves = []
     for kind, name, values in zip(
-        ("calm", "hit"), ("undisturbed", "interrupted"), told.gaps_ms, strict=True
+        ("calm", "hit"), ("undisturbed", "interrupted"), timeline.gaps_ms, strict=True
     ):
         ordered = sorted(values)
         picked = range(0, len(ordered), max(len(ordered) // 400, 1))
@@ -160,12 +160,12 @@ def _distribution(told: Timeline) -> dict[str, Any]:
     return {"decades": decades, "curves": curves}
 
 
-def _latencies(told: Timeline) -> list[Row]:
+def _latencies(timeline: Timeline) -> list[Row]:
     rows = []
     for name, interrupted in (("undisturbed", False), ("interrupted", True)):
-        of_kind = [r for r in told.requests if r.interrupted is interrupted]
+        of_kind = [r for r in timeline.requests if r.interrupted is interrupted]
         ttft = [r.ttft_ms for r in of_kind if r.ttft_ms is not None]
-        gaps = told.gaps_ms[interrupted]
+        gaps = timeline.gaps_ms[interrupted]
         shown = [quantile(v, q) for v in (ttft, gaps) for q in (0.5, 0.99)]
         rows.append((name, len(of_kind), *map(_ms, shown)))
     return rows
@@ -184,11 +184,11 @@ def _figures(verdict: Verdict) -> list[Row]:
     ]
 
 
-def _disturbed(told: Timeline) -> list[Row]:
+def _disturbed(timeline: Timeline) -> list[Row]:
     return [
         (r.request, r.id, r.outcome, f"{r.sent_ms / 1000:.3f}", _ms(r.ttft_ms), _ms(r.gap_ms),
          r.tokens, " → ".join(r.workers))
-        for r in told.requests
+        for r in timeline.requests
         if r.interrupted or r.outcome != RequestOutcome.COMPLETED
     ]  # fmt: skip
 

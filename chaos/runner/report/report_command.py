@@ -20,11 +20,11 @@ def report_command(
     outcome: Outcome, run: Run, verdict: Verdict, html: Path | None, as_json: bool
 ) -> int:
     """Show it; the exit status is the verdict's. Raises OSError, LogError."""
-    told = timeline(outcome) if html is not None or as_json else None
-    if html is not None and told is not None:
-        html.write_text(page(told, verdict, run), encoding="utf-8")
+    run_timeline = timeline(outcome) if html is not None or as_json else None
+    if html is not None and run_timeline is not None:
+        html.write_text(page(run_timeline, verdict, run), encoding="utf-8")
     if as_json:
-        whole = {"run": run, "verdict": verdict, "timeline": told}
+        whole = {"run": run, "verdict": verdict, "timeline": run_timeline}
         print(msgspec.json.encode(whole).decode())
     elif html is not None:
         print(html)
