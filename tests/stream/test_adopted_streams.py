@@ -6,7 +6,7 @@ from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
 from relume.controlplane.stream import stream_states as s
 from relume.events.vocabulary.enums import RouteCause, TransportKind
-from relume.events.wire.frames import CONTENT_TYPE, encode_envelope, encode_tokens
+from relume.events.wire.frames import CONTENT_TYPE, encode_envelope, encode_failure, encode_tokens
 from tests.stream.test_doubted_tokens import HEAD, OneRequest
 
 ENVELOPE = encode_envelope(b'{"path":"/p","id":"q","created":"17"}\n{}')
@@ -58,3 +58,13 @@ def test_a_client_that_returns_twice_loses_no_token_that_was_known_before() -> N
     assert request.only(do.Assign) == do.Assign(RouteCause.REFUSED, 3)
     request.send_to("continue")
     assert b"x-relume-resume: continue 3\r\n" in request.only(do.Send).head
+
+
+def test_the_connection_of_a_stream_that_another_one_takes_is_cut() -> None:
+    """A client that still reads it would wait without an end."""
+    request = OneRequest(resumable=True)
+    request.begin()
+    left = request.machine.attempt
+    request.feed(e.Data(encode_failure("taken", "by another connection")))
+    assert request.only(do.Cut)
+    assert request.machine.state == s.Detached(left)

@@ -190,9 +190,9 @@ def test_nor_one_that_was_absent_when_its_worker_was_found_corrupt(by: Any) -> N
     assert request.only(do.Fail).message == NOT_COMPARED
 
 
-def backing_off(delivered: int = 2) -> OneRequest:
+def backing_off(delivered: int = 2, resumable: bool = False) -> OneRequest:
     """Its worker failed, and no other one is left but that."""
-    request = OneRequest()
+    request = OneRequest(resumable)
     request.begin(delivered)
     again = request.machine.attempt
     assert again is not None

@@ -1,4 +1,4 @@
-"""Attempts for absent clients: handed over by their engine, refused by every worker, or expired."""
+"""Attempts for absent clients: handed over, refused by every worker, not sent yet, or expired."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
 from relume.controlplane.stream import stream_states as s
 from relume.events.vocabulary.enums import RouteCause, TransportKind
-from tests.stream.test_doubted_tokens import HEAD, OneRequest
+from tests.stream.test_doubted_tokens import HEAD, OneRequest, backing_off
 
 
 def handing_over() -> OneRequest:
@@ -119,3 +119,11 @@ def test_the_engine_of_a_client_that_stayed_away_stops_its_stream() -> None:
     request.feed(e.ClientGone(), e.GraceOver())
     assert request.only(do.Release).to.worker == "w1"
     assert request.only(do.RecordEnd).status == 499
+
+
+def test_the_log_has_the_end_of_an_attempt_that_was_not_sent_before_its_client_left() -> None:
+    request = backing_off(resumable=True)
+    request.feed(e.ClientGone())
+    failure = request.only(do.RecordFailure)
+    assert (failure.kind, failure.attempt) == (TransportKind.DETACHED, 2)
+    assert request.machine.state == s.Detached(None)

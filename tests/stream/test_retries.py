@@ -9,8 +9,10 @@ import pytest
 from relume.controlplane.gateway.config import GatewayConfig
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
+from relume.controlplane.stream.answer import DONE
 from relume.controlplane.stream.retry_budget import RetryBudget
-from relume.events.vocabulary.enums import TransportKind
+from relume.events.vocabulary.enums import RequestOutcome, TransportKind
+from relume.events.wire.frames import encode_failure, encode_tokens
 from tests.stream.test_owed_tokens import HEAD, TOKEN, begun, machine, to
 
 LIMITS = GatewayConfig()
@@ -51,3 +53,43 @@ def test_a_lost_attempt_ends_with_its_connection(kind: TransportKind) -> None:
     for event in (e.Connected(()), e.Head(422, {}), e.ResponseEnded()):
         effects = made.handle(event, 1.0)
     assert [effect for effect in effects if isinstance(effect, do.Close)] == [do.Close(reuse=True)]
+
+
+def test_an_engine_that_dies_after_the_last_byte_causes_no_attempt() -> None:
+    """Its end frame is all that is missing."""
+    made = machine()
+    last = e.Data(encode_tokens(1, [6], b"data: b\n\n" + DONE))
+    for event in (*begun(made), to(1, "new"), e.Connected(()), HEAD, TOKEN, last):
+        made.handle(event, 0.0)
+    effects = made.handle(e.ConnectionLost(TransportKind.RESET, "", False), 1.0)
+    (end,) = [effect for effect in effects if isinstance(effect, do.RecordEnd)]
+    assert (end.outcome, end.tokens) == (RequestOutcome.COMPLETED, 2)
+    assert not [effect for effect in effects if isinstance(effect, do.RecordFailure)]
+
+
+def test_tokens_that_came_with_the_death_of_their_engine_reach_the_client() -> None:
+    """Before the error, where no worker can continue."""
+    made = machine(verdict="restart")
+    last = e.Data(encode_tokens(1, [6], b"data: b\n\n") + encode_failure("engine", "dead"))
+    for event in (*begun(made), to(1, "new"), e.Connected(()), HEAD, TOKEN):
+        made.handle(event, 0.0)
+    effects = made.handle(last, 1.0)
+    shown = [effect for effect in effects if isinstance(effect, do.ToClient | do.Fail)]
+    assert shown[0] == do.ToClient(b"data: b\n\n") and isinstance(shown[1], do.Fail)
+    (end,) = [effect for effect in effects if isinstance(effect, do.RecordEnd)]
+    assert end.tokens == 2
+
+
+def test_a_request_that_is_woken_for_no_worker_waits_within_its_bound() -> None:
+    """Others had the worker before it, again and again."""
+    made = machine()
+    for event in (*begun(made), e.NoWorker(5.0), e.Admitted(5.0)):
+        effects = made.handle(event, 0.0)
+    assert effects == [do.AwaitCapacity(5.0, again=False)]
+    for now in (2.0, 4.0):
+        made.handle(e.CapacityKnown(True), now)
+        (timer,) = made.handle(e.NoWorker(5.0), now)
+        assert isinstance(timer, do.SetTimer)
+        assert made.handle(e.TimerFired(), now) == [do.AwaitCapacity(5.0 - now, again=True)]
+    effects = made.handle(e.CapacityKnown(False), 5.0)
+    assert [effect.status for effect in effects if isinstance(effect, do.Fail)] == [503]
