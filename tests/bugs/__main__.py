@@ -1,8 +1,9 @@
 """Try the seeded bugs of `bugs.toml` one by one, and print what notices each.
 
 Each bug is put into a copy of the tree. Then `fuzz` runs up to so many seeds, until one fails. If none
-does, the tests that the entry names run. Of several bugs, one sweep of all seeds first says which runs
-meet each (`tests.bugs.probes`); the others are not made, as they would end as without the bug.
+does, the tests that the entry names run, and the one that fails runs again without the bug. Of several
+bugs, one sweep of all seeds first says which runs meet each (`tests.bugs.probes`); the others are not
+made, as they would end as without the bug.
 
 python -m tests.bugs                           every bug; --jobs N, --seeds N
 python -m tests.bugs NAME ... --everything     these, and their tests in any case
