@@ -6,7 +6,6 @@ from relume.controlplane.admin.settings import KNOWN
 from relume.controlplane.gateway.config import GatewayConfig
 from relume.controlplane.serve_settings import ServeConfig
 from relume.engine_shim.agent.agent_config import AgentConfig
-from relume.engine_shim.checkpoints.daemon.config import DaemonConfig
 from relume.events.etcd.config import EtcdConfig
 from relume.events.settings import reference
 
@@ -39,11 +38,9 @@ The value `@FILE` of a secret is read from that file.
 
 {worker}
 
-## State daemon: `python -m relume.engine_shim.checkpoints.daemon`
-
-The agent starts the state daemon and writes its settings file.
-
-{state_daemon}
+The agent starts the state daemon and writes its settings from these to `daemon.json` in the run
+directory. A state daemon that receives SIGHUP reads `budget_share` there again: the share of its
+memory that it uses.
 
 ## Fleet: `relume config`
 
@@ -62,6 +59,5 @@ def page() -> str:
         gateway=reference.limit_table(GatewayConfig),
         etcd=reference.limit_table(EtcdConfig),
         worker=reference.table(AgentConfig),
-        state_daemon=reference.table(DaemonConfig),
         fleet=reference.key_table(KNOWN),
     )

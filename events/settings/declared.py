@@ -151,12 +151,10 @@ def flag_of(name: str) -> str:
 
 @cache
 def settings_of(declaration: type[Struct]) -> dict[str, Setting]:
-    """The settings that a struct declares, by name, in order. Its class variable
-    `VARIABLE_PREFIX` begins the names of their environment variables, by default `RELUME_`."""
+    """The settings that a struct declares, by name, in order."""
     hints = get_type_hints(declaration, include_extras=True)
-    prefix = getattr(declaration, "VARIABLE_PREFIX", "RELUME_")
     return {
-        field.name: _setting(field, hints[field.name], prefix)
+        field.name: _setting(field, hints[field.name])
         for field in msgspec.structs.fields(declaration)
     }
 
@@ -167,7 +165,7 @@ def limits_of(declaration: type[Struct]) -> dict[str, Setting]:
     return {n: s for n, s in settings.items() if s.least is not None and s.most is not None}
 
 
-def _setting(field: msgspec.structs.FieldInfo, hint: Any, prefix: str) -> Setting:
+def _setting(field: msgspec.structs.FieldInfo, hint: Any) -> Setting:
     default = field.default
     if default is NODEFAULT and field.default_factory is not NODEFAULT:
         default = field.default_factory()  # an empty dict
@@ -185,7 +183,7 @@ def _setting(field: msgspec.structs.FieldInfo, hint: Any, prefix: str) -> Settin
         most = meta.le if meta.le is not None else most
         description = meta.description or description
     kind = get_origin(bare) or bare
-    extra["variable"] = extra["variable"] or prefix + field.name.upper()
+    extra["variable"] = extra["variable"] or f"RELUME_{field.name.upper()}"
     extra["metavar"] = extra.get("metavar") or METAVARS.get(kind, "TEXT")
     return Setting(
         name=field.name,

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import signal
 import sys
 import time
@@ -26,14 +25,12 @@ from relume.engine_shim.checkpoints.daemon.errors import StateDaemonError
 from relume.engine_shim.checkpoints.daemon.local_server import LocalServer
 from relume.engine_shim.checkpoints.daemon.remote_server import RemoteServer
 from relume.engine_shim.checkpoints.daemon.service import Service
-from relume.engine_shim.checkpoints.daemon.store import host_memory
 from relume.engine_shim.checkpoints.daemon.store.arena import Arena
 from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
 from relume.engine_shim.checkpoints.daemon.store.file_tier import FileTier
 from relume.events.failpoints import failpoint_client
 from relume.events.log.disk import SteadyOutput
 from relume.events.settings.config_error import ConfigError
-from relume.events.settings.flags import add_flags
 
 HOUSEKEEPING_S = 1.0
 BAD_CONFIG_EXIT = 2
@@ -43,12 +40,11 @@ logger = logging.getLogger("relume.state")
 
 def build(config: DaemonConfig) -> Service:
     """Raises ConfigError, CannotHold, OSError."""
-    budget = config.budget_bytes or int(host_memory.meminfo()["MemTotal"] * config.budget_fraction)
-    arena = Arena(budget, config.reserve_bytes, config.allow_unlocked)
+    arena = Arena(config.budget_bytes, config.reserve_bytes, config.allow_unlocked)
     cold = None
     if config.file_directory:
         cold = FileTier(config.file_directory, config.file_budget_bytes)
-    store = BlockStore(arena, cold, config.ttl_s, config.cold_after_s, config.max_blocks)
+    store = BlockStore(arena, cold, config.ttl_s, config.cold_after_s)
     secret = configuration.secret(config)
     store.keep_to(config.budget_share)
     service = Service(store, config.host, config.epoch, secret, time.monotonic)
@@ -116,9 +112,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m relume.engine_shim.checkpoints.daemon", description=__doc__
     )
-    add_flags(parser, DaemonConfig)
-    flags = vars(parser.parse_args())
-    reload = partial(configuration.load, flags, os.environ, flags.pop("config"))
+    parser.add_argument("--config", metavar="FILE", required=True, help="settings, as JSON")
+    reload = partial(configuration.load, parser.parse_args().config)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     try:
         config = reload()

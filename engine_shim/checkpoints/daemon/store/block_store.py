@@ -31,6 +31,8 @@ COUNTS = (
     "blocks", "assemblies", "taken", "refused", "evicted", "demoted", "expired", "dropped",
     "voided", "corrupt", "served", "lent", "bytes_in", "bytes_out",
 )  # fmt: skip
+MAX_BLOCKS = 1 << 20
+"""Bounds the index."""
 
 
 class BlockStore:
@@ -42,10 +44,9 @@ class BlockStore:
         cold: FileTier | None = None,
         ttl_s: float = 600.0,
         cold_after_s: float = 5.0,
-        max_blocks: int = 1 << 20,
     ) -> None:
         """`ttl_s`: a request without any write or read for this time is dropped. `cold_after_s`:
-        one without use for this time may go to the file tier. `max_blocks` bounds the index."""
+        one without use for this time may go to the file tier."""
         self.arena = arena
         self.contents = Contents(arena, cold)
         self.envelopes = Envelopes(arena)
@@ -53,7 +54,6 @@ class BlockStore:
         self.ledger = Ledger()
         self._ttl_s = ttl_s
         self._cold_after_s = cold_after_s
-        self._max_blocks = max_blocks
         self._holdings: dict[str, Holding] = {}
         self._ended: dict[str, int] = {}
         self._counts = dict.fromkeys(COUNTS, 0)
@@ -209,7 +209,7 @@ class BlockStore:
 
     def _store(self, holding: Holding, piece: Piece, now_s: float) -> Content:
         """Room for the piece's image. Raises Refusal (budget)."""
-        if self._counts["blocks"] + self._counts["assemblies"] >= self._max_blocks:
+        if self._counts["blocks"] + self._counts["assemblies"] >= MAX_BLOCKS:
             raise Refusal("budget", "the index is full")
         while (
             content := self.contents.allocate(holding.family, piece.digest, piece.total)
