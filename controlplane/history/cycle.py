@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -26,6 +25,7 @@ from msgspec import Struct
 
 from relume.controlplane.history.snapshots import Manifest
 from relume.controlplane.history.vault import Vault
+from relume.controlplane.replica.leader import Leadership
 from relume.events import vocabulary as v
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import Fenced, LogUnavailable
@@ -39,19 +39,6 @@ ANNOUNCE_S = 15.0
 REACH_S = 10.0
 
 Step = Callable[[str], None]
-
-
-class Leader(Protocol):
-    """What is needed of `relume.controlplane.replica.leader.Leadership`."""
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of our leadership, 0 when not leading."""
-        ...
-
-    def append(self, *events: object) -> None:
-        """Write into stream `fleet`."""
-        ...
 
 
 class FoldCopy(Struct, frozen=True):
@@ -137,7 +124,9 @@ class Rounds:
         ):
             self._announced.set()
 
-    async def take(self, cut: FoldCopy, leader: Leader, epoch: int, pressed: bool) -> RoundResult:
+    async def take(
+        self, cut: FoldCopy, leader: Leadership, epoch: int, pressed: bool
+    ) -> RoundResult:
         """A whole round. The vault must have been given all groups up to the cut.
 
         Raises Fenced, LogUnavailable (NoSpace among it), OSError, BrokenChain.
@@ -166,7 +155,7 @@ class Rounds:
         )
         return RoundResult(cut.covers, bound, deleted_at)
 
-    async def _announce(self, event: v.SnapshotTaken, leader: Leader, epoch: int) -> None:
+    async def _announce(self, event: v.SnapshotTaken, leader: Leadership, epoch: int) -> None:
         self._announcing = event.revision
         self._announced = asyncio.Event()
         try:

@@ -29,7 +29,6 @@ from relume.controlplane.history import quota
 from relume.controlplane.history.archive import BLOCK_BYTES
 from relume.controlplane.history.cycle import (
     FoldCopy,
-    Leader,
     RoundResult,
     Rounds,
     Step,
@@ -39,6 +38,7 @@ from relume.controlplane.history.cycle import (
 from relume.controlplane.history.quota import Level, QuotaConfig
 from relume.controlplane.history.relief import relieve
 from relume.controlplane.history.vault import Vault
+from relume.controlplane.replica.leader import Leadership
 from relume.events import vocabulary as v
 from relume.events.etcd.errors import NoSpace
 from relume.events.etcd.maintenance import Maintenance
@@ -95,7 +95,7 @@ class Keeper:
         self,
         config: KeeperConfig,
         fleet: Fleet,
-        leader: Leader,
+        leader: Leadership,
         maintenance: Maintenance,
         reader: LogReader,
         reached: Callable[[], int],

@@ -19,6 +19,7 @@ import structlog
 from msgspec import Struct, structs
 
 from relume.controlplane.gateway.ports import GatewayPort
+from relume.controlplane.history.replica_restore import History
 from relume.controlplane.incidents.incident_fold import IncidentObserver
 from relume.controlplane.replica.crosscheck.check_watch import CrossCheckWatch
 from relume.controlplane.replica.death_notices import NoticeWatch
@@ -81,21 +82,6 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     overdue: OverdueConfig = OverdueConfig()
 
 
-class StoredFold(Protocol):
-    """A fold that holds the log up to revision `covers`."""
-
-    fleet: Fleet
-    covers: int
-
-
-class StoredHistory(Protocol):
-    """What is needed of `relume.controlplane.history.replica_restore.History`."""
-
-    async def restore(self) -> StoredFold:
-        """The newest fold there is. Raises LogError."""
-        ...
-
-
 class Watch(Protocol):
     """Follows the fold, and acts beside the requests while it runs."""
 
@@ -139,7 +125,7 @@ class Replica:
         reader: LogReader,
         writer: StreamWriter,
         open_writer: Callable[[str], Any],
-        history: StoredHistory | None = None,
+        history: History | None = None,
     ) -> None:
         self.config = config
         self.fleet = Fleet()
@@ -297,7 +283,7 @@ class Replica:
                 if self.covered <= behind:
                     raise
 
-    async def _reload(self, history: StoredHistory) -> None:
+    async def _reload(self, history: History) -> None:
         """Restore the fold from history, in place: views and leadership refer to it. Events in
         between were not seen, so a leader steps down: the next leader finishes what is open.
         """

@@ -10,7 +10,7 @@ from msgspec import Struct
 from relume.controlplane.stream.answer import Answer
 from relume.controlplane.stream.arrival import Arrival
 from relume.controlplane.stream.event_ids import Stamp
-from relume.controlplane.stream.retry_budget import RetryBudget
+from relume.controlplane.stream.retry_budget import BudgetLimits, RetryBudget
 from relume.controlplane.stream.stream_effects import Effect, Headers
 from relume.controlplane.stream.stream_events import Position
 from relume.events.vocabulary.enums import Guarantee, TransportKind
@@ -32,17 +32,13 @@ class ResumeLimits(Protocol):
     def streams(self) -> int: ...
 
 
-class Limits(Protocol):
+class Limits(BudgetLimits, Protocol):
     """Bounds of a request; see `gateway.config.GatewayConfig`."""
 
     @property
     def retry_after_s(self) -> int: ...
     @property
     def max_attempts(self) -> int: ...
-    @property
-    def max_engine_errors(self) -> int: ...
-    @property
-    def max_deaths(self) -> int: ...
     @property
     def max_error_body_bytes(self) -> int: ...
     @property
