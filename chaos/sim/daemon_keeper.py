@@ -50,7 +50,8 @@ class SimKeeper:
 
     def void(self, attempts: tuple[tuple[str, int], ...]) -> None:
         """What these attempts wrote is wrong: the daemon drops it."""
-        self._voided.update(attempts)
+        for request, attempt in attempts:
+            self._voided[request] = max(attempt, self._voided.get(request, 0))
         self._news.set()
 
     def _renew(self) -> None:
@@ -100,6 +101,8 @@ class SimKeeper:
                 self._report(daemon)
                 reported += POLL_S * REPORT_EVERY
             self._news.clear()
+            if self._released or self._voided:
+                self._news.set()  # it has just registered
             try:
                 async with asyncio.timeout_at(reported):
                     await self._news.wait()

@@ -387,6 +387,28 @@ def test_a_budget_that_shrinks_is_kept_to():
     assert bench.events(v.CheckpointEvicted, v.CheckpointDropped, stream="w.w1")
 
 
+def test_blocks_voided_while_an_agent_registers_its_daemon_anew_are_dropped_at_once() -> None:
+    """I21 of composed 21171: they stayed until the keeper's next report, up to ten seconds."""
+    bench = Bench(2, checkpoint_mb=4)
+
+    async def work() -> int:
+        bench.dispatch(attempt=2, output=300, checkpoint=("tcp://w1:6000",))
+        await asyncio.sleep(1)
+        bench.hosts[0].engine.kill()
+        await asyncio.sleep(1)
+        keeper, daemon = bench.hosts[1].agent._daemon, bench.hosts[1].daemon
+        assert daemon.store.position("q1")[0][0].blocks
+        keeper._renew()
+        keeper.void((("q1", 2),))
+        keeper.void((("q1", 1),))
+        await asyncio.sleep(1)
+        return len(daemon.store.position("q1")[0])
+
+    assert bench.run(work()) == 0
+    assert len(bench.events(v.StateDaemonStarted, stream="w.w1")) == 2
+    assert [e.request for e in bench.events(v.CheckpointDropped, stream="w.w1")] == ["q1"]
+
+
 def test_tokens_are_a_function_of_what_was_asked_and_the_index():
     whole = tokens_of("q1", 0, 700)
     assert tokens_of("q1", 300, 400) == whole[300:]
