@@ -312,9 +312,10 @@ class SimSession(RequestSession):
             return [WRONG] * count
         return tokens_of(self.what.content_id, start, count)
 
-    def on_cut_frame(self, sent: int) -> None:
-        """The connection breaks within the frame after token `sent`, of which some bytes arrive,
-        never all. If all tokens have arrived, the usage event arrives, and a part of the rest."""
+    def on_cut_frame(self, sent: int, at_ns: int) -> None:
+        """The connection breaks at `at_ns` within the frame after token `sent`, of which some bytes
+        arrive, never all: of two choices perhaps the first one's. If all tokens have arrived, the
+        usage event arrives, and a part of the rest."""
         if not isinstance(self.machine.state, Receiving):
             return
         at, style = sent, self._style
@@ -325,12 +326,16 @@ class SimSession(RequestSession):
                 before = encode_tokens(at, [], style.note)
             size = min(1 + chance.randrange(3), NOTE_EVERY - at % NOTE_EVERY)
             frame = self._frame(at, self._tokens(at, size, False))
+            if style is CHOICES:
+                self.stretch = Stretch(start=at, count=size, first_ns=at_ns, last_ns=at_ns)
         elif style is WHOLE:
             frame = encode_response(200, self._whole)
         else:
             before, frame = self._last_frames(at)
         if data := before + frame[: chance.randrange(len(frame))]:
             self._on_frames(data)
+        if style is CHOICES:
+            self.stretch = None
 
     def _time(self, stretch: Stretch) -> None:
         if self._first_ns < 0:
