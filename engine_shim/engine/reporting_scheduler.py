@@ -171,7 +171,8 @@ class _Reports:
             if track.first_token and not track.left:
                 self._leaves_batch(request.num_tokens - 1)
             self._owe(track, request.num_tokens)
-            self.changes.append(RequestPreempted(track.name, track.attempt, request.num_tokens))
+            tokens, generated = request.num_tokens, request.num_output_tokens - track.delivered
+            self.changes.append(RequestPreempted(track.name, track.attempt, tokens, generated))
 
     def finished(self, request: Request) -> None:
         track = self._tracks.pop(request.request_id, None)

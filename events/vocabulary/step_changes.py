@@ -52,6 +52,8 @@ class RequestPreempted(Change, frozen=True, tag="p"):
 
     tokens: int = 0
     """Tokens of prompt and output to compute again; 0: unknown, as in records before this field."""
+    generated: int = 0
+    """Of these, tokens that this engine had generated for it; 0 also in records before this field."""
 
 
 class EngineFinished(Change, frozen=True, tag="f"):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
 from relume.policies.state.fleet import Attempt, Worker
@@ -245,6 +245,7 @@ def _on_preempted(worker: Worker, key: str, change: v.RequestPreempted) -> None:
     attempt.decoding = False
     attempt.preempted = True
     attempt.tokens = _tokens(change.tokens)
+    attempt.generated = _tokens(change.generated) or UNSET
     worker.prefilling_tokens += attempt.tokens
     _set_left(worker, attempt, attempt.tokens)
 
@@ -258,8 +259,9 @@ def _on_finished(worker: Worker, key: str, change: v.EngineFinished) -> None:
     if key in worker.attempts:
         attempt = _remove(worker, key)
         if attempt.decoding:
-            # its last token was never fed back
-            _stops_decoding(worker, attempt.tokens + _tokens(change.output_tokens) - 1)
+            # its last token was never fed back; its `tokens` may have some of its output already
+            known = 0 if isinstance(attempt.generated, UnsetType) else attempt.generated
+            _stops_decoding(worker, attempt.tokens - known + _tokens(change.output_tokens) - 1)
         if attempt.dispatched:
             return
     if change.attempt == 0 or "#" in change.request:

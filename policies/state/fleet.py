@@ -27,9 +27,9 @@ class Attempt(Struct, kw_only=True):
 
     `left`: prompt tokens not computed yet. `dispatched`: its `RouteDecided` was folded;
     `queued`: the engine reported it, with its `tokens`; `decoding`: its prefill is
-    over; `preempted`: it lost its blocks and all its `tokens` are computed again; `ended`: the
-    request has its terminal event, only the engine's last word is awaited; `filled`: full KV
-    blocks it has; `tick`: of the last word about it.
+    over; `preempted`: it lost its blocks and all its `tokens` are computed again, of which its
+    engine had `generated` some; `ended`: the request has its terminal event, only the engine's
+    last word is awaited; `filled`: full KV blocks it has; `tick`: of the last word about it.
     """
 
     request: str
@@ -43,6 +43,7 @@ class Attempt(Struct, kw_only=True):
     tokens: int = 0
     tick: int = 0
     preempted: bool = False
+    generated: int | UnsetType = UNSET
 
 
 class StepTime(Struct, kw_only=True):

@@ -441,10 +441,11 @@ class EngineProcess:
             self._send(track, event.tokens, event.at_ns, event.at_ns, 0)
 
     def _preempted(self, track: Track, event: JobEvent) -> None:
-        self._stretch(track, event.tokens)
+        what, output = track.what, event.tokens
+        self._stretch(track, output)
         track.joined = -1
-        what, tokens = track.what, track.what.prompt_tokens + event.tokens
-        self.reports.change(v.RequestPreempted(what.request, what.attempt, tokens), True)
+        tokens, generated = what.prompt_tokens + output, max(output - track.given, 0)
+        self.reports.change(v.RequestPreempted(what.request, what.attempt, tokens, generated), True)
 
     def _finished(self, track: Track, event: JobEvent) -> None:
         self._stretch(track, event.tokens)

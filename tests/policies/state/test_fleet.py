@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from relume.events import vocabulary as v
 from relume.events.log.errors import MalformedRecord, UnknownEvent
@@ -156,6 +157,26 @@ def test_prefill_left_follows_the_engine() -> None:
     assert worker.attempts["q1/1"].decoding
     story.tell("w.w0", engine_step(v.PrefillChunkDone("q1", 1, 500, 600)))
     assert worker.prefill_left == 0, "recomputation after preemption never makes debt negative"
+
+
+@pytest.mark.parametrize(("generated", "left"), [(20, 149), (0, 129)])
+def test_what_a_preempted_request_had_generated_leaves_the_context_once(
+    generated: int, left: int
+) -> None:
+    """Records without `generated` count it twice, as they always did: their logs fold unchanged."""
+    story = loaded_story()
+    worker = story.fleet.workers["w0"]
+    first = v.FirstToken("q1", 1), queued("q2"), v.FirstToken("q2", 1)
+    story.tell("w.w0", engine_step(*first))
+    preempted = v.RequestPreempted("q1", 1, 120, generated)
+    story.tell("w.w0", replace(engine_step(preempted), step=2, batch=2, sum_context=238))
+    assert (worker.decoding, worker.context) == (1, 119)
+    again = v.RequestAdmitted("q1", 1, 0), v.PrefillChunkDone("q1", 1, 120, 120)
+    story.tell("w.w0", replace(engine_step(*again), step=3, sum_context=119))
+    assert (worker.decoding, worker.context) == (2, 239)
+    end = v.EngineFinished("q1", 1, "length", 50)
+    story.tell("w.w0", replace(engine_step(end), step=4, batch=2, sum_context=298))
+    assert (worker.decoding, worker.context) == (1, left)
 
 
 def test_slowest_step_fades() -> None:

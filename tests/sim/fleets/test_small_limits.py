@@ -72,6 +72,20 @@ def test_an_engine_computes_no_more_requests_than_it_may() -> None:
     assert largest(2) == 2 < largest(0)
 
 
+def test_a_full_kv_cache_preempts_requests_and_the_fold_knows_what_is_left() -> None:
+    """I21 of composed 111 with a small KV cache: what a request had generated before a preemption left the
+    context of its worker twice."""
+    outcome = served(replace(FLEET, limits=Limits(kv_blocks=28)))
+    preempted = [
+        change
+        for at in events_of(outcome.groups, "w.")
+        if type(at.event) is v.EngineStep
+        for change in at.event.changes
+        if type(change) is v.RequestPreempted
+    ]
+    assert any(change.generated for change in preempted)
+
+
 def test_what_does_not_fit_a_writers_memory_is_in_its_spool_until_etcd_is_back() -> None:
     assert log_limits(Limits(unwritten_kb=8)).memory_limit_bytes == 8 << 10
     spooled: list[int] = []
