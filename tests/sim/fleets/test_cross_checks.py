@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from relume.chaos.outcome import Outcome
 from relume.chaos.runner.judge import judge
+from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.language import Closed, Fault, Fleet, Scenario, Traffic, Uniform, When
 from relume.chaos.sim.sim_fleet import Settings, run
 from relume.chaos.validators.records import Entry, events_of
@@ -181,6 +182,17 @@ def test_right_workers_are_never_suspected() -> None:
     assert not [at for at in events(outcome, v.EffectsDecided) if "dispute" in at.event.decision]
     failures = {at.event.failure for at in events(outcome, v.HealthDecided)}
     assert FailureClass.CORRUPTION not in failures
+
+
+@pytest.mark.full
+def test_engines_of_the_named_scenario_are_idle_often_enough_to_convict_one() -> None:
+    """Seed 21112: clients paused for half a second, each engine was busy for nine tenths of the time,
+    and a check that an engine gives up for a request ended without a result in four of five cases."""
+    outcome = run(scenario_reader.load(scenario_reader.find("wrong-weights-unseen")), 21112)
+    verdict = judge(outcome)
+    assert (verdict.result, verdict.why) == ("passed", ())
+    found = checks(outcome)
+    assert len([check for check in found if not check.error]) > len(found) / 2
 
 
 def test_of_two_workers_both_are_suspects_until_canaries_or_time_end_it() -> None:
