@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from relume.events import vocabulary as v
+from relume.events.log.errors import LogFull
 from relume.events.log.interface import StreamWriter
 from relume.policies.routing import estimate_index
 from relume.policies.state.overlay.receive_clock import UnrecordedReceipts
@@ -26,6 +27,9 @@ GATHERED = (
 )
 """Events that may wait in the writer for more of their kind: no other process acts on them at
 once, and a decision travels with its request as well. All others are sent without delay."""
+BEYOND_LIMIT = (v.RequestEnded,)
+"""Events that the writer takes although the log is full: without its end, a request would be live for
+ever. There is one for each arrival that it took."""
 
 
 class DecisionWriter:
@@ -59,8 +63,13 @@ class DecisionWriter:
 
     def emit(self, event: Any) -> int:
         """Append one of our own events and show it to the view at once. Raises LogError."""
-        self._emit_receipts()
-        position = self._writer.append(event)
+        beyond_limit = type(event) in BEYOND_LIMIT
+        try:
+            self._emit_receipts()
+        except LogFull:  # the next decision needs them, and an end does not
+            if not beyond_limit:
+                raise
+        position = self._writer.append(event, beyond_limit=beyond_limit)
         if type(event) not in GATHERED:
             self._writer.hurry()
         self.view.own(position, event)

@@ -154,7 +154,6 @@ class Scheduler:
             arrival = msgspec.structs.replace(arrival, verdict=verdict, reason=reason)
         if verdict == Guarantee.RESTART and arrival.resumable:
             arrival = msgspec.structs.replace(arrival, resumable="", grace_ticks=0)
-        self.live[arrival.request] = LiveRequest(arrival)
         self.emit(
             v.RequestArrived(
                 request=arrival.request,
@@ -173,6 +172,7 @@ class Scheduler:
                 grace_ticks=arrival.grace_ticks,
             )
         )
+        self.live[arrival.request] = LiveRequest(arrival)
         return arrival
 
     def let_go(self, request: str) -> None:

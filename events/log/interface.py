@@ -66,9 +66,10 @@ class StreamWriter(Protocol):
         """Whether appends land now (False: spooling through an outage)."""
         ...
 
-    def append(self, *events: Any) -> int:
+    def append(self, *events: Any, beyond_limit: bool = False) -> int:
         """Take events (structs, or records already encoded as bytes); returns the position
-        of the last. Never waits. Raises Fenced, LogFull."""
+        of the last. Never waits. Raises Fenced, LogFull. `beyond_limit`: take them also when
+        the log is full, because their number is bounded otherwise."""
         ...
 
     def hurry(self, within_s: float = 0.0) -> None:

@@ -125,7 +125,7 @@ class MemoryWriter:
     def on_landed(self, callback: Callable[[LandedSegment], None]) -> None:
         self._callbacks.append(callback)
 
-    def append(self, *events: Any) -> int:
+    def append(self, *events: Any, beyond_limit: bool = False) -> int:
         if self._log.owner_epochs.get(self.stream) != self.epoch:
             self._fenced.set()
             raise Fenced(self.stream, self.epoch)

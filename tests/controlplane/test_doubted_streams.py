@@ -34,7 +34,7 @@ class TalkingWriter:
     def position(self) -> int:
         return self.story.fleet.streams["r.r0"].position
 
-    def append(self, event: Any) -> int:
+    def append(self, event: Any, beyond_limit: bool = False) -> int:
         self.written.append(event)
         self.story.tell("r.r0", event)
         return self.position

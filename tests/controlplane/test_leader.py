@@ -24,11 +24,11 @@ async def test_what_found_no_room_is_owed_by_the_next_leader(
     """The effects of a command are refused by a full spool; another election carries it out."""
     append, refused = MemoryWriter.append, []
 
-    def full_for_effects(self: MemoryWriter, *events: Any) -> int:
+    def full_for_effects(self: MemoryWriter, *events: Any, beyond_limit: bool = False) -> int:
         if not refused and any(type(e) is v.EffectsDecided for e in events):
             refused.append(self.epoch)
             raise LogFull(self.stream, 1)
-        return append(self, *events)
+        return append(self, *events, beyond_limit=beyond_limit)
 
     monkeypatch.setattr(MemoryWriter, "append", full_for_effects)
     async with Scene(81, workers=1, replicas=1) as scene:
@@ -52,9 +52,9 @@ async def test_a_tick_waits_for_the_one_before_to_be_folded(
     taken: list[int] = []
     append = MemoryWriter.append
 
-    def noted(self: MemoryWriter, *events: Any) -> int:
+    def noted(self: MemoryWriter, *events: Any, beyond_limit: bool = False) -> int:
         taken.extend(e.number for e in events if type(e) is v.Tick)
-        return append(self, *events)
+        return append(self, *events, beyond_limit=beyond_limit)
 
     monkeypatch.setattr(MemoryWriter, "append", noted)
     looks: list[None] = []

@@ -9,10 +9,13 @@ import pytest
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
 from relume.events import vocabulary as v
+from relume.events.log.errors import LogFull
 from relume.events.log.memory import MemoryLog
+from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 from relume.policies.state.overlay.view import View
+from tests.controlplane.test_stall_watch import FullWriter
 
 REGISTERED = v.WorkerRegistered(worker="w1", domain="host", agent_pid=1)
 STARTED = v.EngineStarted("w1", 1, 2, 3)
@@ -23,6 +26,20 @@ HELD = v.EffectsDecided(
     cause="someone: hold w1",
     effects=(v.Effect("hold", "w1", 0, ""),),
 )
+
+
+def arrival(request: str, model: str = "m", delivered: int = 0) -> Arrival:
+    """`delivered`: see `asked_for`."""
+    return Arrival(
+        request=request,
+        model=model,
+        route="completions",
+        stream=not delivered,
+        prompt_tokens=5,
+        max_tokens=5,
+        verdict="restart" if delivered else "exact",
+        reason="drawn",
+    )
 
 
 async def asked_for(
@@ -58,18 +75,7 @@ async def asked_for(
             apply_group(fleet, group)
         scheduler = Scheduler(View("r.r0", fleet), writer, "b", "least_load", lambda: 0)
         scheduler.advanced()
-        scheduler.arrived(
-            Arrival(
-                request="q",
-                model=model,
-                route="completions",
-                stream=not delivered,
-                prompt_tokens=5,
-                max_tokens=5,
-                verdict="restart" if delivered else "exact",
-                reason="drawn",
-            )
-        )
+        scheduler.arrived(arrival("q", model, delivered))
         return scheduler.assign("q", "reset" if delivered else "arrival", delivered)
 
 
@@ -102,3 +108,16 @@ async def test_an_attempt_that_starts_over_needs_no_engine_that_can_continue() -
     """What the lost attempt had of the answer is discarded: a plain server can give it anew."""
     answer = await asked_for("m", kind="plain", delivered=4)
     assert isinstance(answer, Assignment) and answer.mode == "new"
+
+
+def test_a_full_log_takes_the_ends_of_what_it_took_and_no_arrivals() -> None:
+    writer = FullWriter()
+    scheduler = Scheduler(View("r.r0", Fleet()), writer, "b", "least_load", lambda: 0)  # type: ignore[arg-type]
+    scheduler.arrived(arrival("q1"))
+    scheduler.decisions.received(7)
+    writer.full = True
+    with pytest.raises(LogFull):
+        scheduler.arrived(arrival("q2"))
+    assert list(scheduler.live) == ["q1"]
+    scheduler.ended("q1", RequestOutcome.COMPLETED, 200, 5, "stop")
+    assert (scheduler.live, writer.position) == ({}, 2)

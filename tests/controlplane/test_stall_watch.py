@@ -34,8 +34,8 @@ class FullWriter:
     position = 0
     full = False
 
-    def append(self, event: Any) -> int:
-        if self.full:
+    def append(self, event: Any, beyond_limit: bool = False) -> int:
+        if self.full and not beyond_limit:
             raise LogFull("r.r0", 1)
         self.position += 1
         return self.position

@@ -371,6 +371,8 @@ async def test_spool_is_bounded(etcd: EtcdServer, tmp_path: Path) -> None:
                     writer.append(tick(n))
                     taken += 1
         assert full.value.limit_bytes == 50_000
+        writer.append(tick(taken), beyond_limit=True)
+        taken += 1
         assert 30_000 < writer.waiting_bytes <= 50_000 + 20_000
         assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 100_000
         etcd.restart()

@@ -183,11 +183,11 @@ class EtcdWriter:
 
     # --- what it does ------------------------------------------------------------------
 
-    def append(self, *events: Any) -> int:
+    def append(self, *events: Any, beyond_limit: bool = False) -> int:
         """Take events (structs, or encoded records); returns the position of the last.
 
-        Never waits. Raises Fenced, LogFull, RecordTooLarge, WriterClosed; then none of the events
-        was accepted.
+        Never waits. Raises Fenced, LogFull (not `beyond_limit`), RecordTooLarge, WriterClosed; then
+        none of the events was accepted.
         """
         if self._fence is not None:
             raise self._fence
@@ -200,7 +200,7 @@ class EtcdWriter:
                 raise RecordTooLarge(len(record), _CUT_BYTES - 4)
             size += len(record)
         backlog = self._backlog
-        if not backlog.has_space(size):
+        if not beyond_limit and not backlog.has_space(size):
             raise LogFull(self.stream, backlog.limit_bytes)
         if backlog.passes_memory(size):
             self._journal()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest import mock
 
+import pytest
 from msgspec.structs import replace
 
 from relume.chaos.outcome import Outcome
@@ -19,6 +20,7 @@ from relume.chaos.scenario.language import (
     Uniform,
     When,
 )
+from relume.chaos.sim import sim_fleet
 from relume.chaos.sim.sim_fleet import run
 from relume.chaos.sim.world.small_limits import log_limits
 from relume.chaos.validators.records import events_of, log_of
@@ -101,6 +103,34 @@ def test_what_does_not_fit_a_writers_memory_is_in_its_spool_until_etcd_is_back()
         assert not spooled
         served(replace(FLEET, limits=Limits(unwritten_kb=8)), away)
         assert spooled
+
+
+@pytest.mark.parametrize("kills", [(), ("w0", "w1")])
+def test_requests_that_a_full_spool_took_have_their_end(kills: tuple[str, ...]) -> None:
+    """I1 and I12: ends that no longer fitted were lost, and their requests live for ever."""
+    scenario = Scenario(
+        name="full",
+        about="etcd is away until the spools of both replicas are full.",
+        fleet=replace(FLEET, limits=Limits(unwritten_kb=8)),
+        traffic=Traffic(
+            arrivals=Closed(12, (0.0, 0.2)),
+            lengths=Uniform(prompt=(16, 300), output=(32, 160)),
+            requests=96,
+        ),
+        faults=(
+            Fault(what="etcd-stop", when=When(at_s=1.0), target="e0", for_s=25.0),
+            *(Fault(what="engine-kill", when=When(at_s=1.6), target=name) for name in kills),
+        ),
+        promises=("I1", "I2", "I4", "I7", "I12", "I21", "I25"),
+    )
+    small = replace(log_limits(scenario.fleet.limits), spool_limit_bytes=8 << 10)
+    with mock.patch.object(sim_fleet, "log_limits", lambda _: small):
+        outcome = run(scenario, 1)
+    verdict = judge(outcome)
+    assert (verdict.result, verdict.why) == ("passed", ())
+    outcomes = [history.record.outcome for history in outcome.histories]
+    assert outcomes.count("failed") > 10, "the log took no arrivals"
+    assert outcomes.count("completed") > 10
 
 
 def test_small_segments_are_more() -> None:
