@@ -92,6 +92,8 @@ class Streams:
             or known[0].tenant != tenant
         ):
             return _gone("no such stream, or it has ended")
+        if context.scheduler.returns.is_moving(shown.request):
+            return _moving(context.config.retry_after_s)
         stream = Stream(
             arrival=known[0],
             path=path,
@@ -137,6 +139,12 @@ def _behind(retry_after_s: int) -> Reply:
     """Whether there is such a stream is not known here now."""
     message = "this replica has heard nothing from the log for some seconds; return again"
     return error_reply(503, message, code="log_behind", retry_after_s=retry_after_s)
+
+
+def _moving(retry_after_s: int) -> Reply:
+    """It is about to continue, and would be lost if it were taken from its replica now."""
+    message = "the worker of this stream is lost, and another replica continues it: return again"
+    return error_reply(503, message, code="stream_moving", retry_after_s=retry_after_s)
 
 
 def _gone(message: str) -> Reply:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from relume.controlplane.replica.live_requests import LiveRequest
 from relume.controlplane.replica.resumptions import (
@@ -229,3 +230,35 @@ async def test_a_new_owner_uses_no_number_of_an_attempt_that_was_not_written(run
             ("q1", 1, TransportKind.ENGINE_DEAD)
         ]
     assert live["q1"].attempt == 2, "the next one is the third"
+
+
+def moving(story: Story, stream: str = OURS) -> bool:
+    """Whether the replica of that stream leaves "q1" to its owner."""
+    decisions: Any = SimpleNamespace(view=SimpleNamespace(fleet=story.fleet, stream=stream))
+    nothing: Any = None
+    return StreamResumptions(decisions, {}, nothing, nothing, lambda: 0).is_moving("q1")
+
+
+def test_a_sampled_stream_without_an_engine_is_left_to_its_replica_while_that_serves() -> None:
+    """Its client may return there; nobody else could continue what was sampled."""
+    story = Story()
+    story.worker("w0")
+    story.replica("r1", "b2")
+    story.replica("r0")
+    assert not moving(story)
+    story.tell("r.r1", replace(arrived(), verdict=Guarantee.SAMPLED), decided())
+    assert not moving(story), "it runs: whoever attaches to it has all of it"
+    story.tell("w.w0", died())
+    assert moving(story)
+    assert not moving(story, "r.r1")
+    story.replica("r1", "b3")
+    assert not moving(story), "its replica has begun anew, without it"
+
+
+def test_one_that_can_be_generated_again_is_not() -> None:
+    story = Story()
+    story.worker("w0")
+    story.replica("r1", "b2")
+    story.tell("r.r1", replace(arrived(), verdict=Guarantee.EXACT), decided())
+    story.tell("w.w0", died())
+    assert not moving(story)

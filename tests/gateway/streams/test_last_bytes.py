@@ -117,7 +117,7 @@ async def test_a_client_returns_to_a_stream_that_another_replica_took(rig):
             return Owned(False)
 
         r.scheduler.returns = SimpleNamespace(
-            known=lambda request: (arrival, arrival.resumable),
+            known=lambda request: (arrival, arrival.resumable), is_moving=lambda request: False,
             adopt=lambda *given: adopted.append(given[1:]), owned=owned,
         )  # fmt: skip
         ids, _ = ids_and_data(early)

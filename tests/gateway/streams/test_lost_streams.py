@@ -30,6 +30,7 @@ class Returns:
     verdict: str
     runs: Assignment | None = None
     doubted: bool = False
+    moves: bool = False
 
     def known(self, request: str) -> tuple[Arrival, str] | None:
         digest = event_ids.digest(CLAIM)
@@ -45,6 +46,9 @@ class Returns:
             grace_ticks=30,
         )
         return (arrival, digest) if request not in self.scheduler.arrivals else None
+
+    def is_moving(self, request: str) -> bool:
+        return self.moves
 
     def came_back(self, request: str, tokens: int, events: int) -> None: ...
 
@@ -82,10 +86,26 @@ async def test_openai_client_raises_it_once_and_knows_what_to_do(rig, verdict, s
         assert error.status_code == 502 and error.code == "stream_lost"
         assert error.response.headers["content-type"] == "application/json"
         assert set(error.response.json()["error"]) == {"message", "type", "param", "code"}
-        assert says in error.message and "lost together" in error.message
+        assert says in error.message and "any more" in error.message
         assert "again" in error.message
         told = [e[:2] for e in r.scheduler.endings()]
         assert told == [("failed", 502)], "it was asked again"
+
+
+async def test_a_stream_that_another_replica_continues_is_left_to_it(rig):
+    """It alone has what was sampled; the client returns until its stream has an engine again."""
+    async with rig() as r:
+        returns = r.scheduler.returns = Returns(r.scheduler, "sampled", moves=True)
+        client = client_of(r.gateway.port).with_options(max_retries=0)
+        with pytest.raises(openai.InternalServerError) as raised:
+            await client.completions.create(**asking(), stream=True)
+        assert (raised.value.status_code, raised.value.code) == (503, "stream_moving")
+        assert raised.value.response.headers["retry-after"]
+        assert not r.scheduler.arrivals and not r.scheduler.endings(), "it was taken from its owner"
+        returns.moves = False
+        with pytest.raises(openai.InternalServerError) as raised:
+            await client.completions.create(**asking(), stream=True)
+        assert raised.value.code == "stream_lost"
 
 
 async def test_a_client_hears_once_that_its_tokens_are_in_doubt(rig):

@@ -16,7 +16,9 @@ async def test_a_resume_token_gives_no_stream_to_a_client_of_another_tenant(rig)
         request="q", model="m", route="/v1/completions", stream=True, prompt_tokens=1,
         max_tokens=9, verdict="exact", tenant="a", resumable=event_ids.digest(CLAIM),
     )  # fmt: skip
-    returns = SimpleNamespace(known=lambda request: (arrival, arrival.resumable))
+    returns = SimpleNamespace(
+        known=lambda request: (arrival, arrival.resumable), is_moving=lambda request: True
+    )
     context: Any = SimpleNamespace(scheduler=SimpleNamespace(returns=returns))
     shown: Any = SimpleNamespace(request="q", resume_token=CLAIM, position=(0, 0))
     async with rig() as r:
