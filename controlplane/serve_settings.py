@@ -120,21 +120,6 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
         int,
         option("--quota-backend-bytes of etcd; its own default is 2 GiB", unit="bytes", ge=1024**2),
     ] = 2 * 1024**3
-    quota_shed_percent: Annotated[
-        int,
-        option(
-            "Share of the etcd quota above which the log is trimmed early",
-            unit="percent",
-            ge=1,
-            le=100,
-        ),
-    ] = 60
-    quota_alarm_percent: Annotated[
-        int,
-        option(
-            "Share of the etcd quota above which an alarm is raised", unit="percent", ge=1, le=100
-        ),
-    ] = 80
     api_keys: Annotated[
         tuple[str, ...],
         option(
@@ -277,16 +262,6 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
             le=10000,
         ),
     ] = 250
-    gather_ms: Annotated[
-        int,
-        option(
-            "Maximum time arrivals, decisions and ends of requests are batched before they are "
-            "written to the log",
-            unit="ms",
-            ge=0,
-            le=1000,
-        ),
-    ] = 50
     tick_ms: Annotated[
         int, option("Period of the tick of the leader", unit="ms", ge=50, le=60000)
     ] = 1000

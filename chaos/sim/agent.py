@@ -30,7 +30,7 @@ from relume.engine_shim.agent.engine_process.engine_hosts import EngineOrder
 from relume.engine_shim.agent.engine_process.process_identity import ProcessId
 from relume.engine_shim.agent.engine_process.supervisor import Supervisor
 from relume.engine_shim.agent.engine_process.watched_engine import CANARY_S, WatchedServer
-from relume.engine_shim.agent.journal import Journal
+from relume.engine_shim.agent.journal import FLUSH_TIMEOUT_S, Journal
 from relume.engine_shim.agent.life import Agent
 from relume.engine_shim.agent.stream_reader import FleetReader
 from relume.engine_shim.agent.takeover import free_stream
@@ -415,7 +415,7 @@ class SimAgent(Agent):
             if self._daemon is not None and journal.is_fenced:
                 await self._daemon.leave("fenced")
         journal.record(WorkerDeregistered(config.worker, "agent stopped"))
-        await journal.flush(config.flush_timeout_s)
+        await journal.flush(FLUSH_TIMEOUT_S)
 
 
 def config_of(name: str, domain: str, model: str, settings: WorkerSettings) -> AgentConfig:

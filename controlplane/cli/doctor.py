@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from relume.controlplane import serve_settings
 from relume.controlplane.cli.admin_client import EXIT_NO, read_fleet_file
 from relume.controlplane.cli.output import print_json
+from relume.controlplane.history.quota import QUOTA_SHED_PERCENT
 from relume.controlplane.serve_settings import ServeConfig
 from relume.events.settings.config_error import ConfigError
 from relume.events.settings.flags import add_flags
@@ -266,7 +267,7 @@ def _space(probe: Probe, config: ServeConfig) -> Finding:
         return Finding("fail", "quota", "; ".join(probe.alarms), "see etcdctl alarm list")
     percent = 100 * size // config.etcd_quota_bytes
     text = f"{size >> 20} MiB, {percent} % of {config.etcd_quota_bytes >> 20} MiB"
-    if percent >= config.quota_shed_percent:
+    if percent >= QUOTA_SHED_PERCENT:
         remedy = "snapshot and trim (--archive-dir), or raise --quota-backend-bytes"
         return Finding("warn", "quota", text, remedy)
     return Finding("ok", "quota", text)

@@ -11,13 +11,18 @@ import enum
 
 from msgspec import Struct
 
+QUOTA_SHED_PERCENT = 60
+"""Share of the quota above which the log is trimmed early."""
+QUOTA_ALARM_PERCENT = 80
+"""Share of the quota above which an alarm is raised."""
+
 
 class QuotaConfig(Struct, frozen=True):
     """`quota_bytes`: what etcd's --quota-backend-bytes is (etcd 3.4 and 3.5 do not report it)."""
 
     quota_bytes: int = 2 * 1024**3
-    shed_percent: int = 60
-    alarm_percent: int = 80
+    shed_percent: int = QUOTA_SHED_PERCENT
+    alarm_percent: int = QUOTA_ALARM_PERCENT
 
 
 class Level(enum.IntEnum):

@@ -46,7 +46,5 @@ def keeper_config(config: ServeConfig) -> KeeperConfig:
         every_revisions=config.snapshot_every_revisions,
         every_s=config.snapshot_every_s,
         keep_snapshots=config.snapshots_kept,
-        quota=QuotaConfig(
-            config.etcd_quota_bytes, config.quota_shed_percent, config.quota_alarm_percent
-        ),
+        quota=QuotaConfig(config.etcd_quota_bytes),
     )

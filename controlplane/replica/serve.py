@@ -34,6 +34,9 @@ from relume.policies.routing.routing_settings import RoutingConfig
 
 DRAIN_S = 10.0
 """A stopping replica lets open streams finish this long."""
+GATHER_MS = 50
+"""Maximum time arrivals, decisions and ends of requests are batched before they are written to the
+log."""
 
 EXIT_FENCED = 3
 log = structlog.get_logger("relume.serve")
@@ -88,7 +91,7 @@ async def _serve(config: ServeConfig) -> None:
         history = history_of(config, etcd)
         # After a kill -9 our own old lease still holds the name, for a TTL at most.
         opening = etcd.writer(
-            f"r.{config.name}", wait_s=2.0 * config.lease_ttl_s, gather_s=config.gather_ms / 1000
+            f"r.{config.name}", wait_s=2.0 * config.lease_ttl_s, gather_s=GATHER_MS / 1000
         )
         writer = await stack.enter_async_context(opening)
         reader = etcd.reader()

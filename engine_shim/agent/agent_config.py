@@ -136,9 +136,6 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     stop_timeout_s: Annotated[
         float, option("Maximum time a stopping engine has before SIGKILL", unit="s")
     ] = 10.0
-    flush_timeout_s: Annotated[
-        float, option("Maximum time a stopping agent waits for etcd to take its events", unit="s")
-    ] = 5.0
     backoff_s: Annotated[
         tuple[Annotated[float, Meta(ge=0)], ...],
         option(
@@ -234,12 +231,6 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     checkpoint_allow_unlocked: Annotated[
         bool, option("true: use memory that the host may swap out")
     ] = False
-    checkpoint_ttl_s: Annotated[
-        float,
-        option(
-            "Time without access after which the checkpoints of a request are dropped", unit="s"
-        ),
-    ] = 600.0
     log_level: Annotated[
         str, option("Minimum level of log messages", metavar="LEVEL", choices=LOG_LEVELS)
     ] = "info"
@@ -252,7 +243,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         """This configuration, if its settings fit one another. Raises ConfigError."""
         self._check_host()
         self._check_checkpoints()
-        for name in ("ready_timeout_s", "stop_timeout_s", "flush_timeout_s", "checkpoint_ttl_s"):
+        for name in ("ready_timeout_s", "stop_timeout_s"):
             if getattr(self, name) <= 0:
                 raise self._error(name, "is not more than 0 s", "give a positive number of seconds")
         try:

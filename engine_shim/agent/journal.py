@@ -25,6 +25,8 @@ from relume.events.log.segment import MAX_SEGMENT_BYTES
 # this is a day and a half beyond a full spool.
 MAX_WAITING_FACTS = 16384
 RETRY_S = 0.25
+FLUSH_TIMEOUT_S = 5.0
+"""Maximum time a stopping agent waits for etcd to take its events."""
 MAX_RECORD_BYTES = MAX_SEGMENT_BYTES - 2048
 """One record must fit a segment beside its head."""
 

@@ -30,7 +30,7 @@ from relume.engine_shim.agent.engine_process.supervisor import Supervisor
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of
 from relume.engine_shim.agent.host_daemon.coverage_events import StateDaemonKeeper
 from relume.engine_shim.agent.host_daemon.daemon_process import DaemonProcess, end_unwanted
-from relume.engine_shim.agent.journal import Journal
+from relume.engine_shim.agent.journal import FLUSH_TIMEOUT_S, Journal
 from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.engine_shim.agent.report_server import ReportServer
 from relume.engine_shim.agent.run_directory import RunDirectory
@@ -197,7 +197,7 @@ class Agent:
             if self._daemon is not None and journal.is_fenced:
                 await self._daemon.leave("fenced")
         journal.record(WorkerDeregistered(config.worker, "agent stopped"))
-        if not await journal.flush(config.flush_timeout_s):
+        if not await journal.flush(FLUSH_TIMEOUT_S):
             self._logger.warning("left before etcd took everything", **journal.describe())
 
     def _make_daemon(self, journal: Journal) -> StateDaemonKeeper | None:

@@ -11,6 +11,9 @@ from msgspec import Struct
 from relume.events.etcd.errors import BadUrl
 from relume.events.settings.declared import option
 
+BACKOFF_MIN_MS = 20
+"""Minimum pause before a member is tried again."""
+
 
 class TlsConfig(Struct, frozen=True):
     """PEM files. `cert` and `key` together mean mTLS; `ca` empty means the system's."""
@@ -42,9 +45,6 @@ class EtcdConfig(Struct, frozen=True, kw_only=True):
             le=60_000,
         ),
     ] = 2_000
-    dial_timeout_ms: Annotated[
-        int, option("Timeout of a connection to etcd", unit="ms", ge=10, le=60_000)
-    ] = 1_000
     keepalive_ms: Annotated[
         int,
         option(
@@ -54,12 +54,6 @@ class EtcdConfig(Struct, frozen=True, kw_only=True):
             le=600_000,
         ),
     ] = 10_000
-    keepalive_timeout_ms: Annotated[
-        int, option("Timeout of a ping", unit="ms", ge=100, le=60_000)
-    ] = 3_000
-    backoff_min_ms: Annotated[
-        int, option("Minimum pause before a member is tried again", unit="ms", ge=1, le=60_000)
-    ] = 20
     backoff_max_ms: Annotated[
         int, option("Maximum pause before a member is tried again", unit="ms", ge=1, le=600_000)
     ] = 1_000
@@ -113,9 +107,6 @@ class EtcdConfig(Struct, frozen=True, kw_only=True):
             "Time after which a silent watch is compared with a read", unit="ms", ge=100, le=600_000
         ),
     ] = 2_000
-    read_concurrency: Annotated[
-        int, option("Maximum number of reads at the same time", ge=1, le=256)
-    ] = 8
 
     def __post_init__(self) -> None:
         if not self.endpoints:

@@ -23,6 +23,8 @@ from relume.events.settings.config_error import ConfigError
 _CURVE_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _ENDPOINT_PATH = re.compile(r"/[A-Za-z0-9_./-]{1,100}")
 ABANDONED_S = 900.0
+CHECKPOINT_TTL_S = 600.0
+"""Time without access after which the checkpoints of a request are dropped."""
 _CURVE_REMEDY = "write it with python -m relume.engine_shim.checkpoints.curve_keys"
 
 
@@ -91,7 +93,7 @@ def checkpoints_of(config: AgentConfig) -> Checkpoints | None:
         "budget_bytes": budget,
         "reserve_bytes": config.checkpoint_reserve_mb << 20,
         "allow_unlocked": config.checkpoint_allow_unlocked,
-        "ttl_s": config.checkpoint_ttl_s,
+        "ttl_s": CHECKPOINT_TTL_S,
         "secret_file": config.checkpoint_secret_file,
         "abandoned_s": ABANDONED_S,
     }

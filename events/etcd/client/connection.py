@@ -21,7 +21,7 @@ import grpc
 from aetcd import rpc
 from grpc import aio
 
-from relume.events.etcd.config import EtcdConfig, TlsConfig
+from relume.events.etcd.config import BACKOFF_MIN_MS, EtcdConfig, TlsConfig
 from relume.events.etcd.errors import (
     AccessRefused,
     CallFailed,
@@ -35,6 +35,10 @@ from relume.events.log.errors import Compacted, LogError, LogUnavailable
 
 Metadata = tuple[tuple[str, str], ...]
 
+DIAL_TIMEOUT_MS = 1_000
+"""Timeout of a connection to etcd."""
+KEEPALIVE_TIMEOUT_MS = 3_000
+"""Timeout of a ping."""
 _HAS_LEADER = ("hasleader", "true")
 # etcd wraps its own errors in these codes; all of them may go away by themselves.
 _TRANSIENT = {
@@ -262,7 +266,7 @@ class EtcdClient:
 
     async def _read(self, method: str, request: Any) -> Any:
         attempts = len(self._ring) + 1
-        pause = self.config.backoff_min_ms / 1000
+        pause = BACKOFF_MIN_MS / 1000
         while True:
             attempts -= 1
             try:
@@ -342,12 +346,12 @@ def _typed(error: aio.AioRpcError, method: str, endpoint: str, requested: int) -
 def _open(address: str, config: EtcdConfig) -> aio.Channel:
     options: Sequence[tuple[str, Any]] = [
         ("grpc.keepalive_time_ms", config.keepalive_ms),
-        ("grpc.keepalive_timeout_ms", config.keepalive_timeout_ms),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         # Without this a stopped etcd stays silent for a minute though pings go unanswered.
-        ("grpc.http2.ping_timeout_ms", config.keepalive_timeout_ms),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", config.dial_timeout_ms),
+        ("grpc.min_reconnect_backoff_ms", DIAL_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", config.backoff_max_ms),
         ("grpc.max_receive_message_length", config.receive_limit_bytes),
         ("grpc.max_send_message_length", 16 * 1024 * 1024),

@@ -15,6 +15,7 @@ from aetcd import rpc
 from grpc import aio
 
 from relume.events.etcd.client.connection import EtcdClient
+from relume.events.etcd.config import BACKOFF_MIN_MS
 from relume.events.etcd.errors import AccessRefused, CallFailed, LeaseGone
 from relume.events.log.errors import LogUnavailable
 
@@ -47,7 +48,7 @@ class Lease:
 
     async def keep(self) -> None:
         """Keep it alive until it is lost; returns then, with `lost` set."""
-        pause = self._client.config.backoff_min_ms / 1000
+        pause = BACKOFF_MIN_MS / 1000
         try:
             async with asyncio.timeout_at(self.deadline) as until_deadline:
                 while True:
@@ -59,7 +60,7 @@ class Lease:
                     except (LogUnavailable, AccessRefused):
                         self.answering = False
                     if self.deadline > answered:
-                        pause = self._client.config.backoff_min_ms / 1000
+                        pause = BACKOFF_MIN_MS / 1000
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, self._client.config.backoff_max_ms / 1000)
         except TimeoutError:

@@ -26,6 +26,7 @@ from aetcd import rpc
 from grpc import aio
 
 from relume.events.etcd.client.connection import EtcdClient
+from relume.events.etcd.config import BACKOFF_MIN_MS
 from relume.events.etcd.errors import AccessRefused, CallFailed, LogWentBack
 from relume.events.log.errors import Compacted, LogUnavailable
 
@@ -49,12 +50,12 @@ class Watch:
         Reconnects by itself. Raises Compacted, AccessRefused, LogWentBack.
         """
         config = self._client.config
-        pause = config.backoff_min_ms / 1000
+        pause = BACKOFF_MIN_MS / 1000
         while True:
             try:
                 async with aclosing(self._on_one_stream()) as groups:
                     async for group in groups:
-                        pause = config.backoff_min_ms / 1000
+                        pause = BACKOFF_MIN_MS / 1000
                         self.after = group[0]
                         yield group
             except LogUnavailable:

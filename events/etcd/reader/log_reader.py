@@ -18,6 +18,7 @@ from typing import Any
 
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.client.watch import Watch
+from relume.events.etcd.config import BACKOFF_MIN_MS
 from relume.events.etcd.keys import Keys, after_prefix
 from relume.events.etcd.owners import Life, OwnerHistory
 from relume.events.etcd.reader.scan import PlacedSegment, Scan, placed
@@ -115,7 +116,7 @@ class EtcdReader:
     async def _begin(self, after: int) -> tuple[LogChain, int, list[RevisionGroup]]:
         """The chain, the revision to watch from, and what comes before it."""
         config = self._client.config
-        pause = config.backoff_min_ms / 1000
+        pause = BACKOFF_MIN_MS / 1000
         while True:
             try:
                 chain = await self._chain(after)

@@ -30,6 +30,8 @@ _CHUNK = 2_048
 _PAGE_BYTES = 4 * 1024 * 1024
 _PAGE_MOST = 1_024
 _POINT_READS = 100
+READ_CONCURRENCY = 8
+"""Maximum number of reads at the same time."""
 
 
 class Extent(Struct, frozen=True):
@@ -142,7 +144,7 @@ class Scan:
             while chunks:
                 await self._chunk(chunks.popleft(), found)
 
-        workers = min(len(chunks), self._client.config.read_concurrency)
+        workers = min(len(chunks), READ_CONCURRENCY)
         await together(worker() for _ in range(workers))
         found.sort(key=lambda p: (p.revision, p.segment.stream, p.segment.seq))
         return found

@@ -29,6 +29,7 @@ from msgspec import Struct
 
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.client.lease import Lease
+from relume.events.etcd.config import BACKOFF_MIN_MS
 from relume.events.etcd.errors import LeaseGone
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader.scan import Scan
@@ -81,7 +82,7 @@ class Ownership:
         loop = asyncio.get_running_loop()
         owned_until = loop.time() + wait_s
         answer_until = loop.time() + self._client.config.open_timeout_ms / 1000
-        pause = self._client.config.backoff_min_ms / 1000
+        pause = BACKOFF_MIN_MS / 1000
         try:
             while True:
                 try:

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.client.lease import Lease
+from relume.events.etcd.config import BACKOFF_MIN_MS
 from relume.events.etcd.errors import AccessRefused, LeaseGone, NoSpace, RecordTooLarge
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.writer.appends import Append, Outcome, Shape
@@ -242,8 +243,8 @@ class EtcdWriter:
     # --- landing -----------------------------------------------------------------------
 
     async def _land_for_ever(self) -> None:
-        shortest, longest = self._config.backoff_min_ms / 1000, self._config.backoff_max_ms / 1000
-        pause = shortest
+        longest = self._config.backoff_max_ms / 1000
+        pause = BACKOFF_MIN_MS / 1000
         try:
             while True:
                 await self._something_to_do()
@@ -259,7 +260,7 @@ class EtcdWriter:
                     pause = min(2 * pause, longest)
                 else:
                     self._trouble = None
-                    pause = shortest
+                    pause = BACKOFF_MIN_MS / 1000
                     if not self._backlog.settled:
                         await self._settle()
         except Fenced as error:
