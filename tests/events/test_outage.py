@@ -221,6 +221,24 @@ async def test_zombie_appends_are_all_refused(etcd: EtcdServer, log: EtcdLog) ->
         assert await written(log) == [0]
 
 
+async def test_a_former_owner_appends_nothing_to_the_stream_of_the_next(log: EtcdLog) -> None:
+    """Neither before nor after the next one's first segment, and it learns so."""
+    async with log.writer(STREAM) as former:
+        former.append(tick(0))
+        await former.flush(5)
+    append = Append(
+        Shape(Keys(log.config.prefix), STREAM, former.epoch), former._tail, [encode(tick(666))], 0
+    )
+    async with log.writer(STREAM) as owner:
+        with pytest.raises(Fenced, match="owns it"):
+            append.judge(await log.client.txn(append.request))
+        owner.append(tick(1))
+        await owner.flush(5)
+        with pytest.raises(Fenced, match="is another's"):
+            append.judge(await log.client.txn(append.request))
+    assert await written(log) == [0, 1]
+
+
 async def test_segment_that_landed_without_an_answer_is_not_written_twice(
     etcd: EtcdServer, log: EtcdLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
