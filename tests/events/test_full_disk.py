@@ -1,12 +1,17 @@
-"""A writer whose spool has no room: events wait in memory, and nothing is in the way later."""
+"""A writer whose spool has no room: events wait in memory, and nothing is in the way later. The
+backlog returns records in their order, whatever became of the disk."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.writer.backlog import Backlog
 from relume.events.etcd.writer.spool import SPOOL_VERSION, Spool, SpoolHead
 from relume.events.log.disk import SteadyOutput, is_full
 from tests.etcd_server import EtcdServer
@@ -65,6 +70,59 @@ async def test_what_the_spool_has_no_room_for_lands_from_memory_and_the_next_out
         etcd.restart()
         await writer.flush(10)
         assert await written(log) == list(range(200))
+
+
+def spooling(create: Callable[[SpoolHead], Spool]) -> Backlog:
+    """Without memory: what comes in an outage is only in the file."""
+    return Backlog(memory_limit_bytes=0, total_limit_bytes=1 << 20, sync_s=0.0, create=create)
+
+
+async def drained(backlog: Backlog) -> list[bytes]:
+    """All that it has, as a writer takes it."""
+    records = []
+    async with asyncio.timeout(5):
+        while backlog.count:
+            await backlog.refill()
+            records += backlog.cut(1)
+    return records
+
+
+async def test_records_that_come_while_the_disk_fails_are_written_from_memory() -> None:
+    creating, filled = threading.Event(), threading.Event()
+
+    def create(head: SpoolHead) -> Spool:
+        creating.set()
+        filled.wait(5)
+        raise OSError("no space")
+
+    backlog = spooling(create)
+    backlog.journal((), HEAD)
+    backlog.add([b"one"], 3)
+    writing = asyncio.create_task(backlog.write())
+    await asyncio.to_thread(creating.wait, 5)
+    backlog.add([b"two"], 3)
+    filled.set()
+    await writing
+    assert await drained(backlog) == [b"one", b"two"]
+
+
+async def test_each_outage_has_a_file_of_its_own(tmp_path: Path) -> None:
+    backlog = spooling(lambda head: Spool.create(tmp_path / "spool", head))
+    for _ in range(2):
+        backlog.journal((), HEAD)
+        backlog.add([b"one", b"two"], 6)
+        await backlog.write()
+        assert await drained(backlog) == [b"one", b"two"]
+        await backlog.settle()
+        assert not list(tmp_path.iterdir())
+
+
+async def test_records_that_did_not_land_return_to_their_place() -> None:
+    backlog = Backlog(1 << 20, 1 << 20, 0.0, None)
+    backlog.add([b"one", b"two"], 6)
+    backlog.put_back(backlog.cut(1 << 20))
+    backlog.add([b"three"], 5)
+    assert await drained(backlog) == [b"one", b"two", b"three"]
 
 
 def test_lines_are_counted_where_they_cannot_be_written(tmp_path: Path) -> None:

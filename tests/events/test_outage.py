@@ -178,6 +178,7 @@ async def test_owner_that_came_and_went_with_segments_fences(
         async with asyncio.timeout(5):
             await writer.fenced()
         await again
+        assert await log.reader().owners() == {}, "it did not take the stream before it knew"
 
 
 async def test_living_owner_refuses_a_second_writer_and_is_waited_for(log: EtcdLog) -> None:
