@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from relume.engine_shim.agent.agent_logging import make_logger
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.journal import Journal
 from relume.engine_shim.agent.report_server import ReportServer
 from relume.events import vocabulary as v
-from relume.events.log.codec import decode
+from relume.events.log.codec import decode, encode
 from relume.events.log.errors import LogFull
 from relume.events.log.memory import MemoryLog, MemoryWriter
 from relume.events.wire.reports import Hello, hello_frame
@@ -51,6 +52,20 @@ async def test_a_step_does_not_overtake_a_fact_that_waits_for_room(
         assert await journal.flush(5)
         assert journal.step(step(1))
     assert [type(event) for event in written(log)] == [v.EngineStarted, v.EngineStep]
+
+
+async def test_steps_that_wait_to_be_merged_are_written_before_the_death_of_their_engine() -> None:
+    log = MemoryLog()
+    async with log.writer("w.w0") as writer:
+        journal = Journal(writer, make_logger("error"))
+        journal.shed(True)
+        for number in (1, 2):
+            assert journal.step(encode(replace(decode(step(number)), changes=())))
+        assert written(log) == []
+        journal.record(v.EngineDied("w0", 1, "killed"))
+        assert await journal.flush(5)
+    steps, died = written(log)
+    assert steps.step == 2 and type(died) is v.EngineDied
 
 
 async def test_reports_of_an_earlier_engine_are_not_taken_for_the_present_ones(

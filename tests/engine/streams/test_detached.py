@@ -299,6 +299,21 @@ async def test_another_claim_gets_nothing() -> None:
     assert missing.value.status == 404
 
 
+async def test_a_stream_whose_client_returns_outlives_its_grace() -> None:
+    buffers, first, second, third = StreamBuffers(), Wire(), Wire(), Wire()
+    kept = _kept(buffers, first, grace_s=0)
+    await kept.send(START)
+    await _write(kept, 0, 3)
+    _, sink = kept.attach(second.send, 0)
+    kept.lost(sink)
+    kept.attach(third.send, 0)
+    for _ in range(3):  # turns in which the grace is over
+        await asyncio.sleep(0)
+    await _finish(kept)
+    await third.ended.wait()
+    assert _ids(third) == [1000, 1001, 1002] and third.frames[-1] == frames.End("stop")
+
+
 async def test_the_end_of_the_grace_is_the_handlers_disconnect() -> None:
     buffers, wire = StreamBuffers(), Wire()
     kept = _kept(buffers, wire, grace_s=0)
