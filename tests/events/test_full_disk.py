@@ -1,18 +1,23 @@
-"""A writer whose spool has no room: events wait in memory, and nothing is in the way later. The
-backlog returns records in their order, whatever became of the disk."""
+"""Spools and the disk. Without room events wait in memory, and nothing is in the way later. The
+backlog returns records in their order, and a spool has what it promised and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from relume.events.etcd.client.connection import EtcdClient
+from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.writer.backlog import Backlog
-from relume.events.etcd.writer.spool import SPOOL_VERSION, Spool, SpoolHead
+from relume.events.etcd.writer.ownership import Tail
+from relume.events.etcd.writer.spool import SPOOL_VERSION, Spool, SpoolHead, path_for
+from relume.events.etcd.writer.spool_recovery import OrphanedRecords, recover
 from relume.events.log.disk import SteadyOutput, is_full
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
@@ -123,6 +128,56 @@ async def test_records_that_did_not_land_return_to_their_place() -> None:
     backlog.put_back(backlog.cut(1 << 20))
     backlog.add([b"three"], 5)
     assert await drained(backlog) == [b"one", b"two", b"three"]
+
+
+def test_a_damaged_record_ends_a_spool(tmp_path: Path) -> None:
+    spool = Spool.create(tmp_path / "spool", HEAD)
+    spool.write([b"one", b"two"])
+    with spool.path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"!")
+    assert spool.read(spool.begin, 9, 1 << 20)[0] == [b"one"]
+    spool.discard()
+
+
+def test_records_are_on_the_disk_when_they_count_as_spooled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the death of the host would lose them."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.fstat(fd).st_size))
+    spool = Spool.create(tmp_path / "spool", HEAD)
+    spool.write([b"one"])
+    assert synced == [spool.begin, spool.size]
+    spool.discard()
+
+
+async def recovered(folder: Path, cluster: int) -> OrphanedRecords | None:
+    """What the next writer finds, before the stream has a segment."""
+    client = EtcdClient(EtcdConfig(prefix=HEAD.prefix))  # it is not connected
+    return await recover(client, str(folder), cluster, STREAM, Tail())
+
+
+async def test_the_spool_of_a_cluster_that_was_wiped_is_set_aside(tmp_path: Path) -> None:
+    spool = Spool.create(path_for(str(tmp_path), STREAM, "1"), HEAD)
+    spool.write([b"one"])
+    spool.close()
+    assert await recovered(tmp_path, HEAD.cluster + 1) is None
+    assert [path.name for path in tmp_path.iterdir()] == [f"{STREAM}.refused"]
+
+
+async def test_what_is_spooled_after_a_torn_record_can_be_read(tmp_path: Path) -> None:
+    """Its writer died while it wrote; the next one continues the file."""
+    spool = Spool.create(path_for(str(tmp_path), STREAM, "1"), HEAD)
+    spool.write([b"one"])
+    spool.close()
+    with spool.path.open("ab") as file:
+        file.write(b"torn")
+    left = await recovered(tmp_path, HEAD.cluster)
+    assert left is not None and left.count == 1
+    left.spool.write([b"two"])
+    assert left.spool.read(left.offset, 9, 1 << 20)[0] == [b"one", b"two"]
+    left.spool.discard()
 
 
 def test_lines_are_counted_where_they_cannot_be_written(tmp_path: Path) -> None:
