@@ -190,14 +190,15 @@ def test_nor_one_that_was_absent_when_its_worker_was_found_corrupt(by: Any) -> N
     assert request.only(do.Fail).message == NOT_COMPARED
 
 
-def backing_off(delivered: int = 2, resumable: bool = False) -> OneRequest:
+def backing_off(delivered: int = 2, resumable: bool = False, doubted: bool = False) -> OneRequest:
     """Its worker failed, and no other one is left but that."""
     request = OneRequest(resumable)
     request.begin(delivered)
     again = request.machine.attempt
     assert again is not None
     request.feed(e.ConnectionLost(TransportKind.RESET, "", False))
-    request.feed(e.Assigned(msgspec.structs.replace(again, attempt=2, mode="continue")))
+    again = msgspec.structs.replace(again, attempt=2, mode="continue", doubted=doubted)
+    request.feed(e.Assigned(again))
     assert request.only(do.SetTimer).planned.attempt == 2
     return request
 

@@ -122,7 +122,8 @@ def test_the_engine_of_a_client_that_stayed_away_stops_its_stream() -> None:
 
 
 def test_the_log_has_the_end_of_an_attempt_that_was_not_sent_before_its_client_left() -> None:
-    request = backing_off(resumable=True)
+    """What that client has must be compared, which waits for it."""
+    request = backing_off(resumable=True, doubted=True)
     request.feed(e.ClientGone())
     failure = request.only(do.RecordFailure)
     assert (failure.kind, failure.attempt) == (TransportKind.DETACHED, 2)
