@@ -164,6 +164,7 @@ class Call:
             ended_ns=self.ended_ns,
             status=self.refusal,
             message=self.message,
+            last_ns=self.last_ns,
         )
 
     def history(self, began_ns: int) -> History:

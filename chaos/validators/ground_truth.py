@@ -49,7 +49,7 @@ class ClientCall(NamedTuple):
     """A request on its client's side. `gateway`: the stream of its replica, empty if its client
     returned and may have been elsewhere. `status` and `message` of the error that ended it (0: none
     did; no message: an engine's own answer on a relayed route). Times in ns of the run's loop;
-    `first_ns` 0: it got no token."""
+    `first_ns` 0: it got no token; `last_ns`: the last one that it got."""
 
     gateway: str = ""
     kind: str = "streaming"
@@ -59,6 +59,7 @@ class ClientCall(NamedTuple):
     ended_ns: int = 0
     status: int = 0
     message: str = ""
+    last_ns: int = 0
 
 
 class EngineEnd(Struct, frozen=True, kw_only=True):

@@ -165,36 +165,49 @@ def test_an_engine_that_a_fault_lets_break_off_has_the_last_word() -> None:
     assert found(told, truth(502), strikes=[broken]) == ""
 
 
-def test_what_was_sampled_is_not_kept_for_ever_after_its_gateway_died() -> None:
-    """Nothing generates it again. It may be gone once its client was away for its grace time."""
-    assert found(returned(40), truth(502, 40), strikes=[GATEWAY_DIED]) == ""
-    assert found(returned(40), truth(502, 40)) != ""
-    assert found(returned(20), truth(502, 20), strikes=[GATEWAY_DIED]) != ""
-    exact = returned(40, verdict="exact")
-    assert found(exact, truth(502, 40), strikes=[GATEWAY_DIED]) != ""
+def test_what_was_sampled_is_not_kept_beyond_the_grace_of_its_client() -> None:
+    """Nothing generates it again (composed 9035, 24051)."""
+    assert found(returned(40), away(40)) == ""
+    assert found(returned(31), away(31)) != ""
+    assert found(returned(40), truth(502, 40)) != "", "it is not known how long it was away"
 
 
-def test_a_gateway_that_died_before_an_earlier_return_is_no_reason() -> None:
-    told = returned(40, earlier_s=5)
-    assert found(told, truth(502, 40), strikes=[GATEWAY_DIED]) != ""
+def test_what_can_be_generated_again_is_kept_unless_its_engine_had_finished() -> None:
+    exact, begun = returned(40, verdict="exact"), {"q1": [("q1/1", "w0", NS)]}
+    assert found(exact, away(40, attempts=begun)) != ""
+    assert found(exact, away(40, attempts=begun, ended={"q1/1": 3 * NS})) == ""
 
 
-GATEWAY_DIED = Strike(what="gateway-kill", targets=frozenset(("r0",)), since_ms=2000, until_ms=2000)
+def test_a_503_to_one_that_lost_its_gateway_and_its_worker_is_no_needless_failure() -> None:
+    """Composed 9035: whoever it returned to took its gateway to be alive for some seconds."""
+    known = truth(503, 9)
+    known.calls["q1"] = known.calls["q1"]._replace(kind="resumable")
+    died = replace(DIED, since_ms=5000, until_ms=5000)
+    gateway_died = replace(died, what="gateway-kill", targets=frozenset(("r0",)))
+    told = returned(9)
+    assert found(told, known, strikes=[died, gateway_died]) == ""
+    assert found(told, known, strikes=[died]) != ""
+    assert found(told, known, strikes=[gateway_died]) != ""
 
 
-def returned(at_s: int, earlier_s: int = 0, verdict: str = "sampled") -> Story:
+def away(at_s: int, **more: Any) -> GroundTruth:
+    """Its client, which had its last token after 2 s, gets a 502 then."""
+    known = truth(502, at_s, **more)
+    known.calls["q1"] = known.calls["q1"]._replace(kind="resumable", last_ns=2 * NS)
+    return known
+
+
+def returned(at_s: int, verdict: str = "sampled") -> Story:
     """The client of q1, which may be away for 30 s, returns then, and its worker lacks its stream."""
     told = Story()
     told.worker()
     told.replica()
-    arrival = replace(arrived(), verdict=verdict, resumable="abc", grace_ticks=30)
+    arrival = replace(arrived(), verdict=verdict, resumable="abc", grace_ticks=30, client_id="q1")
     told.tell("r.r0", arrival, decided())
-    for second in filter(None, (earlier_s, at_s)):
-        told.at_ms = 1000 * second
-        back = v.ClientReturned(request="q1", claim="c", attempt=1, tokens=5, events=1)
-        told.tell("r.r0", back)
+    told.at_ms = 1000 * at_s
+    back = v.ClientReturned(request="q1", claim="c", attempt=1, tokens=5, events=1)
     end = replace(ended(), outcome="failed", status=502)
-    told.tell("r.r0", observed(kind="detached"), end)
+    told.tell("r.r0", back, observed(kind="detached"), end)
     return told
 
 

@@ -13,11 +13,12 @@ failure without an explanation breaks the promise.
 - 429: it waited for the whole time in the queue, or the queue was full, or the share of its tenant.
   At most so many wait as were sent to its replica, had no answer, and were taken by no engine. It is
   needless if an engine that no fault had struck had no request for `IDLE_MS` before and after.
+- 503 to a client that returned: its gateway was killed, and its worker struck.
 - Any error: faults ended its attempts. If it could continue elsewhere, they ended as many as the
   settings permit. One is enough for a request that cannot be continued, for an engine's own refusal,
   for an answer that its engine broke off, and for tokens of a worker that computes wrong results.
-- Another error: its gateway was killed, and its client returned when no worker need have the
-  stream any more. What was sampled without a seed is not generated again.
+- Another error: its client returned to the stream when its grace was over. Nobody need keep then what
+  was sampled without a seed, or what its engine had finished.
 
 The log is asked only where an attempt ran, and when; the words of an error count for nothing but
 the choice of its rule. A request that the log lacks was served by a replica that was killed before
@@ -61,8 +62,6 @@ LOG_LATE = "the log was too late"
 MS = 1_000_000
 BEGINS = (v.RequestArrived, v.TransportObserved, v.ClientReturned)
 """Events with which a request begins to wait for a worker."""
-OWNS = (v.RequestArrived, v.ClientReturned)
-"""Events with which a replica becomes the owner of a request."""
 TICK_MS = 1000
 FRAGILE = frozenset(("choices", "relayed", "unnamed", "restarting", "resumable"))
 """Kinds of requests that one failure may end: they cannot be continued, or a part of the stream is
@@ -211,10 +210,11 @@ class _Rules:
         ran_on = {event.worker for event in begun if event.worker}
         if any(strike.targets & ran_on for strike in self._strikes if strike.what in WRONG_WEIGHTS):
             return True
-        if call.status in (BUSY, NO_WORKER):
-            return len(blows) >= self._limits.errors
         last = begun[-1].worker if begun else ""
-        if self._is_grace_over(course) or self._breaks_off(
+        if call.status in (BUSY, NO_WORKER):
+            is_lost = call.kind == "resumable" and self._are_both_struck(course, last, at_ms)
+            return is_lost or len(blows) >= self._limits.errors
+        if self._is_grace_over(call, course) or self._breaks_off(
             course, begun[-1] if begun else None, at_ms
         ):
             return True
@@ -226,6 +226,14 @@ class _Rules:
         deaths = [at for at in blows if at.event.kind in DEATHS]
         return len(deaths) >= self._limits.deaths or len(blows) >= self._limits.errors
 
+    def _are_both_struck(self, course: Course, worker: str, at_ms: int) -> bool:
+        """Whether faults killed its gateway and struck its worker: until the log knows of the first, its
+        client is sent away to return again."""
+        kills = [strike for strike in self._strikes if strike.what == "gateway-kill"]
+        owners = [stream.removeprefix("r.") for stream in course.owners]
+        is_alone = is_struck(kills, owners, at_ms - FELT_MS, at_ms)
+        return is_alone and self._is_felt(worker, at_ms, at_ms)
+
     def _breaks_off(self, course: Course, last: v.RouteDecided | None, at_ms: int) -> bool:
         """Whether a fault let its engine break the last answer off, with a word of its own."""
         failed = [at.event.attempt for at in course.events if type(at.event) is v.TransportObserved]
@@ -234,17 +242,17 @@ class _Rules:
         breaks = [strike for strike in self._strikes if strike.what == "answer-broken"]
         return is_struck(breaks, (last.worker,), at_ms - FELT_MS, at_ms + SLACK_MS)
 
-    def _is_grace_over(self, course: Course) -> bool:
-        """Whether a fault killed its gateway, and its client was away for the grace time after that."""
+    def _is_grace_over(self, call: ClientCall, course: Course) -> bool:
+        """Whether its client returned when its grace was over: nobody need keep what was sampled, or a
+        stream that its engine had finished."""
         assert course.arrived is not None
         arrival = course.arrived.event
-        owned = [at for at in course.events if type(at.event) in OWNS]
-        if len(owned) < 2 or arrival.verdict != Guarantee.SAMPLED:
+        away_ms = (call.ended_ns - call.last_ns) // MS if call.last_ns else 0
+        if not arrival.grace_ticks or away_ms < TICK_MS * arrival.grace_ticks:
             return False
-        last, returned = owned[-2:]
-        kills = [strike for strike in self._strikes if strike.what == "gateway-kill"]
-        until_ms = returned.at_ms - TICK_MS * arrival.grace_ticks
-        return is_struck(kills, (last.stream.removeprefix("r."),), last.at_ms, until_ms)
+        names = [name for name, _, _ in self._truth.attempts.get(arrival.client_id, ())]
+        has_finished = bool(names) and names[-1] in self._truth.ended
+        return arrival.verdict == Guarantee.SAMPLED or has_finished
 
     def _struck_replica(self, at_ms: int) -> bool:
         """Whether a replica was struck by then, or soon after."""

@@ -36,8 +36,11 @@ def missing_holders(log: Log, strikes: Sequence[Strike]) -> Iterator[tuple[str, 
     """Requests that had no new choice in time, and which holder they had lost."""
     running: dict[str, _Placed] = {}
     up: set[str] = set()
+    now_ms = 0  # by the clocks of replicas: an agent's records may land late
     for at in events_of(log):
         event, kind = at.event, type(at.event)
+        if not at.stream.startswith("w."):
+            now_ms = max(now_ms, at.at_ms)
         if kind is v.HolderChosen or kind in _LEAVES:
             placed = running.pop(event.request, None)
             if placed is not None and 0 < placed.due_ms < at.at_ms:
@@ -53,7 +56,7 @@ def missing_holders(log: Log, strikes: Sequence[Strike]) -> Iterator[tuple[str, 
             up.add(event.worker)
         elif kind is v.StateDaemonLost:
             up.discard(event.worker)
-            _lose(running, event.worker, at.at_ms, is_last=not up)
+            _lose(running, event.worker, max(at.at_ms, now_ms), is_last=not up)
 
 
 _LEAVES = (v.RequestEnded, v.TransportObserved, v.ClientReturned)
