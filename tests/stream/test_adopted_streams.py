@@ -68,3 +68,12 @@ def test_the_connection_of_a_stream_that_another_one_takes_is_cut() -> None:
     request.feed(e.Data(encode_failure("taken", "by another connection")))
     assert request.only(do.Cut)
     assert request.machine.state == s.Detached(left)
+
+
+def test_the_end_of_a_stream_that_cannot_be_generated_again_has_its_clients_tokens() -> None:
+    """I25 of composed 31052: the log said 0, of a client that came with six."""
+    request = OneRequest(resumable=True, adopted=True)
+    request.feed(e.Adopted((6, 0)), e.Owned(True), e.EnvelopeKnown(True))
+    assert request.only(do.Assign) == do.Assign(RouteCause.RETURNED, 0)
+    request.feed(e.NoWorker(0.0))
+    assert (request.only(do.Fail).status, request.only(do.RecordEnd).tokens) == (503, 6)

@@ -92,7 +92,7 @@ def end(
         RecordEnd(
             outcome=outcome,
             status=status,
-            tokens=stream.delivered,
+            tokens=max(stream.delivered, stream.have[0]),
             finish=finish,
             ttft_us=int((answer.first_at - stream.arrived_at) * 1e6) if timed else -1,
             longest_gap_us=int(answer.longest_gap * 1e6) if timed else -1,

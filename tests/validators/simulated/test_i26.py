@@ -122,6 +122,22 @@ def test_a_request_without_a_holder_for_long_is_named() -> None:
     assert "no other for 3000 ms" in found(lost_holder(3000, chosen("q1", "w2")))
 
 
+def test_a_loss_that_lands_late_counts_from_when_the_log_has_it() -> None:
+    """Composed 24051: the agent of w1 writes a second late."""
+    told = short()
+    told.tell("w.w1", daemon("w1"))
+    told.tell("w.w2", daemon("w2"))
+    told.tell("r.r0", chosen("q1", "w1"))
+    written_ms = told.at_ms
+    told.at_ms += 1000
+    told.tell("r.r0", arrived("q2"))
+    told.at_ms = written_ms
+    told.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
+    told.at_ms += 1000
+    told.tell("r.r0", chosen("q1", "w2"))
+    assert found(told) == ""
+
+
 def test_one_that_gets_another_soon_is_not() -> None:
     assert found(lost_holder(100, chosen("q1", "w2"))) == ""
     assert found(lost_holder(450, ended())) == ""
