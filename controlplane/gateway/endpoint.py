@@ -266,7 +266,10 @@ class Gateway:
             self._pool.drop(activity)
         for attempt in attempts:
             attempt.worker_lost(cause, detail)
-        if cause == TransportKind.CORRUPT:
+        if cause in (
+            TransportKind.CORRUPT,
+            TransportKind.ENGINE_DEAD,
+        ):  # else its buffers are there
             self._streams.leave(worker, incarnation, cause, detail)
         return len(attempts)
 

@@ -37,6 +37,20 @@ def test_i10_measures_from_the_death_to_the_next_first_token(took_ms: int, fine:
     assert (found == []) is fine
 
 
+@pytest.mark.parametrize("returns", [True, False])
+def test_i10_knows_a_return_that_the_log_has_late(returns: bool) -> None:
+    """Composed 24155: all of its replica's records came half a second after the first token."""
+    story = short()
+    story.tell("w.w0", died())
+    dead = story.revision
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    back = v.ClientReturned(request="q1", claim="c", attempt=1, tokens=5, events=1)
+    then = observed(), decided(attempt=2, worker="w1"), ended(attempts=2)
+    story.tell("r.r0", *((back, *then) if returns else then))
+    groups = timed(story, {1: 1000, dead: 5000, dead + 1: 29_000, dead + 2: 29_500})
+    assert (i10_recovery_bound.check(groups, [], bound_ms=500) == []) is returns
+
+
 @pytest.mark.parametrize(("attempt", "fine"), [(2, True), (3, False)])
 def test_i10_measures_to_the_attempt_that_was_sent_next(attempt: int, fine: bool) -> None:
     """An engine has attempt 2; if the owner skipped that number, its first token is no recovery."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from relume.events.vocabulary.enums import TransportKind
 from tests.gateway.client_requests import CHAT, chat_body
 from tests.gateway.peers import Behaviour, token_ids
 
@@ -82,5 +83,20 @@ async def test_a_place_that_fails_it_is_replaced_and_where_none_is_left_it_waits
         assert ("observed", "eof", delivered) in r.scheduler.log
         assert request in r.scheduler.arrivals and not r.scheduler.endings()
         assert not r.gateway.away_on("w1", 3)
+        r.gateway._streams.open[request].expire()
+        await until(lambda: r.scheduler.endings())
+
+
+async def test_one_whose_engine_dies_continues_elsewhere_at_once(rig):
+    """Its client may return to another replica, which does not have the tokens."""
+    async with rig() as r:
+        request, body, delivered = await left_alone(r)
+        r.engines[1].script.append(Behaviour(hang_at=700))
+        r.gateway.break_streams("w0", 3, TransportKind.ENGINE_DEAD, "signal 9")
+        await until(lambda: r.gateway.away_on("w1", 3))
+        assert r.engines[1].seen[-1].ids == tuple(token_ids(body, 12)[:delivered])
+        assert [e[:2] for e in r.scheduler.log] == [
+            ("assign", "arrival"), ("observed", "engine_dead"), ("assign", "engine_dead"),
+        ]  # fmt: skip
         r.gateway._streams.open[request].expire()
         await until(lambda: r.scheduler.endings())

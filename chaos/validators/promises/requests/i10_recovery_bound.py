@@ -214,7 +214,14 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
     for course in courses(groups).values():
         cuts = [at for at in course.events if type(at.event) is v.TransportObserved]
         end_ms = course.ends[0].at_ms if course.ends else -1
-        returns = [at.at_ms for at in course.events if type(at.event) is v.ClientReturned]
+        returns = [
+            (place, at.at_ms) for place, at in enumerate(course.events)
+            if type(at.event) is v.ClientReturned
+        ]  # fmt: skip
+        sent_at = {
+            at.event.attempt: place for place, at in enumerate(course.events)
+            if type(at.event) is v.RouteDecided and at.event.worker
+        }  # fmt: skip
         sent = {
             at.event.attempt: at.at_ms for at in course.events
             if type(at.event) is v.RouteDecided and at.event.worker
@@ -231,7 +238,11 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
                 back = following  # its worker was cut from the log and told of it late
             if is_left and back == end_ms:
                 continue
-            begun = max([begun, *(ms for ms in returns if ms <= back)])
+            # A return before the dispatch came before its first token, however late the log has it.
+            place_sent = sent_at.get(after, -1)
+            begun = max(
+                [begun, *(min(ms, back) for n, ms in returns if ms <= back or n < place_sent)]
+            )
             yield Recovery(
                 request=course.request,
                 attempt=event.attempt,
