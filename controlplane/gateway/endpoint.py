@@ -266,10 +266,7 @@ class Gateway:
             self._pool.drop(activity)
         for attempt in attempts:
             attempt.worker_lost(cause, detail)
-        if cause in (
-            TransportKind.CORRUPT,
-            TransportKind.ENGINE_DEAD,
-        ):  # else its buffers are there
+        if cause in (TransportKind.CORRUPT, TransportKind.ENGINE_DEAD):
             self._streams.leave(worker, incarnation, cause, detail)
         return len(attempts)
 
