@@ -6,9 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from aetcd import rpc
 
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.client.lease import Lease
+from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.errors import CallFailed
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.keys import Keys
@@ -326,6 +328,28 @@ async def test_lease_that_lapses_before_it_is_bound_is_replaced(
             other.append(tick(1))
             await other.flush(5)
     assert await written(log) == [0]
+
+
+class SlowCall:
+    """A keepalive stream whose answer comes later than the request was sent."""
+
+    sent_at = 0.0
+
+    async def write(self, request: rpc.LeaseKeepAliveRequest) -> None:
+        self.sent_at = asyncio.get_running_loop().time()
+
+    async def read(self) -> rpc.LeaseKeepAliveResponse:
+        while asyncio.get_running_loop().time() <= self.sent_at:
+            await asyncio.sleep(0)
+        return rpc.LeaseKeepAliveResponse(ID=7, TTL=10)
+
+
+async def test_a_lease_counts_from_the_request_to_keep_it_alive() -> None:
+    """etcd counts from a later time, so that it believes in the lease for longer than its owner."""
+    lease, call = Lease(EtcdClient(EtcdConfig()), 7, 10, 0.0), SlowCall()
+    async with asyncio.timeout(60) as until_deadline:
+        await lease._renew(call, "", until_deadline)
+    assert lease.deadline <= call.sent_at + 10
 
 
 async def test_spool_on_disk_outlives_the_process_and_lands_first(

@@ -91,6 +91,16 @@ async def test_reading_late_shows_the_same_groups_as_having_watched(log: EtcdLog
                 assert early == [g for g in present if g.revision <= cut]
 
 
+async def test_a_stream_with_a_renewed_lease_has_the_owner_it_had(log: EtcdLog) -> None:
+    async with following(log.reader()) as seen, log.writer("w.w0") as writer:
+        assert await writer._own.regain(writer._tail) is None
+        writer.append(tick(0))
+        await writer.flush(5)
+        await until(lambda: numbers(seen.groups, "w.w0") == [0])
+        assert [owner for g in seen.groups for owner in g.owners] == [("w.w0", writer.epoch)]
+        assert await log.reader().read() == seen.groups
+
+
 async def test_follow_begins_with_what_is_there_and_continues(log: EtcdLog) -> None:
     async with log.writer("w.w0") as writer:
         for n in range(10):
