@@ -105,7 +105,6 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     late: tuple[Fault, ...] = ()
     if not (later or again):  # these need their traffic
         fleet, traffic, late = late_records(seed, fleet, traffic, without, is_stuck)
-    fleet = small_limits(seed, fleet, needs_blocks=bool(later or again))
     faults = (
         *(_fault(name, FAULTS[name], fleet, rng) for name in chosen),
         *_at_effects(seed, fleet, without),
@@ -122,6 +121,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *unseen,
         *late,
     )
+    fleet = small_limits(seed, fleet, faults, needs_blocks=bool(later or again))
     return Scenario(
         name=f"composed-{seed}",
         about=f"Drawn from seed {seed}.",

@@ -7,7 +7,7 @@ they do not change the rest of its scenario.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 from msgspec.structs import replace
@@ -42,10 +42,11 @@ def late_records(
     return fleet_of, traffic_of, faults
 
 
-def small_limits(seed: int, fleet: Fleet, needs_blocks: bool) -> Fleet:
+def small_limits(seed: int, fleet: Fleet, faults: Sequence[Fault], needs_blocks: bool) -> Fleet:
     """In one of four seeds, some limits are small: state daemons have room for a few requests, writers
-    for a few segments, engines for a few requests. `needs_blocks`: a fault waits for blocks that are
-    held."""
+    for a few segments, engines for a few requests, or for so little context that they preempt some:
+    not where all engines die at once, since that is too little for what recovers then.
+    `needs_blocks`: a fault waits for blocks that are held."""
     rng = Random(f"compose-limits:{seed}")
     limits = Limits(
         checkpoint_kb=rng.choice((0, 400, 1000, 2500)),
@@ -55,6 +56,8 @@ def small_limits(seed: int, fleet: Fleet, needs_blocks: bool) -> Fleet:
     )
     if rng.random() >= 0.25:
         return fleet
+    if ("engine-kill", "all") not in {(fault.what, fault.target) for fault in faults}:
+        limits = replace(limits, kv_blocks=rng.choice((0, 64)))
     if needs_blocks or not fleet.checkpoint_mb:
         limits = replace(limits, checkpoint_kb=0)
     return replace(fleet, limits=limits)
