@@ -73,6 +73,10 @@ class Course(Struct, kw_only=True):
     queued: list[tuple[Entry, v.RequestQueued]] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
     void: list[Entry] = field(default_factory=list)
+    unaware: list[v.RouteDecided] = field(default_factory=list)
+    """Dispatches of an earlier owner, before it had read that another replica owned the request."""
+    owned_at: int = 0
+    """Revision at which the last owner became that."""
 
     def add(self, at: Entry) -> None:
         """Add the next event of this request."""
@@ -81,9 +85,13 @@ class Course(Struct, kw_only=True):
             return  # too late
         if kind in (v.RequestArrived, v.ClientReturned):
             self.owners.append(at.stream)
+            self.owned_at = at.revision
             self.events += [void for void in self.void if void.stream == at.stream]
             self.void = [void for void in self.void if void.stream != at.stream]
         elif at.stream in self.owners and at.stream != self.owners[-1]:
+            is_unaware = kind is v.RouteDecided and at.event.basis.revision < self.owned_at
+            if is_unaware and at.event.worker:
+                self.unaware.append(at.event)
             if not self.is_dispatched_anew:
                 self.void.append(at)
             return

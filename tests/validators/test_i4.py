@@ -134,3 +134,21 @@ def test_i4_knows_attempts_that_a_killed_gateway_did_not_write(
 ) -> None:
     found = i4_one_live_epoch.check(adopted(attempt, **changes).groups, [])
     assert says in about(found) if says else found == []
+
+
+@pytest.mark.parametrize("has_read", [False, True])
+def test_i4_knows_what_an_owner_sent_before_it_read_that_another_one_is(has_read: bool) -> None:
+    """Composed 25577: r0 moved the stream in the millisecond in which its client returned to r1."""
+    story = short()
+    story.worker("w2")
+    story.replica("r1")
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
+    basis = v.Basis(story.revision if has_read else story.revision - 1, 1)
+    sent = msgspec.structs.replace(decided(attempt=2, worker="w1"), basis=basis)
+    story.tell("w.w1", engine_step(queued(attempt=2)))
+    story.tell("r.r0", observed(), sent)
+    story.tell("r.r1", observed(), decided(attempt=2, worker="w2"))
+    story.tell("w.w2", engine_step(queued(attempt=2)))
+    found = [str(one) for one in i4_one_live_epoch.check(story.groups, [])]
+    assert any("attempt 2 was taken by 2 engines" in one for one in found) is has_read
+    assert has_read or not found

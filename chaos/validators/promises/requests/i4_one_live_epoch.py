@@ -7,6 +7,7 @@ dispatch named it and its incarnation.
 
 A killed gateway may have sent attempts that it never wrote (`UnwrittenDecisions`); nobody reads
 their answers. The next owner, which may not know of them, skips their numbers or uses them again.
+The same holds for what a replica sent before it had read that its client went to another one.
 """
 
 from __future__ import annotations
@@ -101,9 +102,11 @@ def _attempts(course: Course, known: set[int]) -> list[str]:
 
 def _engines(course: Course, unwritten: UnwrittenDecisions | None) -> list[str]:
     chosen = {d.attempt: (d.worker, d.incarnation) for d in course.decisions}
+    unaware = {(d.attempt, d.worker, d.incarnation) for d in course.unaware}
     takers: dict[int, set[tuple[str, int]]] = {}
     for at, change in course.queued:
-        if not _is_orphan(at, change, unwritten):
+        is_unaware = (change.attempt, at.stream[2:], at.event.incarnation) in unaware
+        if not is_unaware and not _is_orphan(at, change, unwritten):
             takers.setdefault(change.attempt, set()).add((at.stream[2:], at.event.incarnation))
     texts = []
     for attempt, engines in takers.items():
