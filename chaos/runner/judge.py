@@ -22,9 +22,11 @@ from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from relume.chaos.scenario.schedule import PlannedFault
 from relume.chaos.sim.gateway.request_body import may_keep
 from relume.chaos.validators import CHECKS, RecordedFacts, untracked, violations
-from relume.chaos.validators.records import THE_RUN, Log, Violation
+from relume.chaos.validators.records import THE_RUN, Log, Violation, events_of
 from relume.chaos.validators.service_limits import limits_of
 from relume.chaos.validators.strikes import WRONG_WEIGHTS, Strike
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import EffectKind
 
 Result = Literal["passed", "failed", "inconclusive"]
 OF_TRAFFIC = ("requests", "faults_fired")
@@ -94,7 +96,7 @@ def judge(run: Outcome) -> Verdict:
     judged = [name for name in wanted if name in CHECKS and (name != "I12" or rested)]
     with untracked():
         clients = [history.record for history in run.histories]
-        found = list(violations(log, clients, judged, _known(run)))
+        found = list(violations(log, clients, judged, _known(run, log)))
         figures = figures_of(run, log)
     # A validator without anything to check reports that about the run.
     unproven = [f"{v.promise}: {v.detail}" for v in found if v.about == THE_RUN]
@@ -139,7 +141,7 @@ def not_yet() -> list[str]:
     ]
 
 
-def _known(run: Outcome) -> RecordedFacts:
+def _known(run: Outcome, log: Log) -> RecordedFacts:
     given, strikes = run.scenario.fleet.checkpoint_bytes, strikes_of(run)
     return RecordedFacts(
         given_bytes=given or None,
@@ -150,7 +152,7 @@ def _known(run: Outcome) -> RecordedFacts:
         killed=[
             (f"r.{name}", strike.since_ms) for name, strike in _struck(strikes, ("gateway-kill",))
         ],
-        unserved_ms=_unserved_ms(run),
+        unserved_ms=_unserved_ms(run, log),
         shared=_shared(run),
         landed=run.landed,
         commands=run.commands,
@@ -225,9 +227,10 @@ RELOAD_NS = 5_000_000_000
 """Time after its death in which an engine need not be back, whatever restarts it."""
 
 
-def _unserved_ms(run: Outcome) -> int:
-    """Total time in which faults made every worker unreachable for the gateways at once."""
-    away = [*_away(run)]
+def _unserved_ms(run: Outcome, log: Log) -> int:
+    """Total time in which no worker could get requests: faults kept all from the gateways, or some, and
+    an operator had drained the others."""
+    away = [*_away(run), *_drained(run, log)]
     times = sorted({at for begun, until, _ in away for at in (begun, until)})
     unserved_ns = 0
     for begun, until in itertools.pairwise(times):
@@ -253,6 +256,22 @@ def _away(run: Outcome) -> Iterator[tuple[int, int, str]]:
             stopped = fired.what == "agent-stop" and dead in fired.target.split(",")
             if (unreported or stopped) and fired.at_ns - RELOAD_NS <= died_ns < until_ns:
                 yield max(fired.at_ns, died_ns), until_ns, dead
+
+
+def _drained(run: Outcome, log: Log) -> Iterator[tuple[int, int, str]]:
+    """From when to when (ns) an operator's drain was in force on which worker."""
+    drained: dict[str, int] = {}
+    for at in events_of(log, "fleet"):
+        if type(at.event) is not v.EffectsDecided or at.event.again >= 0:
+            continue
+        at_ns = (at.at_ms - run.began_ms) * 1_000_000
+        for effect in at.event.effects:
+            if effect.kind == EffectKind.DRAIN:
+                drained.setdefault(effect.worker, at_ns)
+            elif effect.kind == EffectKind.UNDRAIN and effect.worker in drained:
+                yield drained.pop(effect.worker), at_ns, effect.worker
+    for worker, since_ns in drained.items():
+        yield since_ns, run.ended_ns, worker
 
 
 def _deaths(run: Outcome) -> Iterator[tuple[int, str]]:

@@ -179,7 +179,7 @@ async def test_compacted_history_is_refused(log: EtcdLog) -> None:
             async with asyncio.timeout(5):
                 async for _ in log.reader().follow(middle):
                     pass
-        assert (refused.value.asked, refused.value.available) == (middle, last)
+        assert (refused.value.requested, refused.value.available) == (middle, last)
         # Compaction alone deletes no segment: reading from the beginning still works.
         assert numbers(await log.reader().read(), "w.w0") == list(range(20))
 

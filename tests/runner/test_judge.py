@@ -21,6 +21,8 @@ from relume.chaos.validators.records import Log, events_of
 from relume.controlplane.cli.relume_command import main as relume
 from relume.events import vocabulary as v
 from relume.events.log.interface import LandedSegment, RevisionGroup
+from relume.events.vocabulary.enums import EffectKind
+from tests.policies.story import Story
 from tests.runner.recorded import SCENARIO, outcome, told
 
 
@@ -97,6 +99,28 @@ def test_while_every_worker_is_cut_off_no_request_recovers(good: Outcome) -> Non
         assert judge(replace(waited, fired=(*good.fired, *cut, *more))).result == result
 
 
+@pytest.mark.parametrize(("ends", "unserved_ms"), [(True, 1500), (False, 4500)])
+def test_nor_while_an_operator_has_drained_the_last_one(
+    good: Outcome, ends: bool, unserved_ms: int
+) -> None:
+    """Composed 25649: of two workers one was drained, the other dead, and etcd was full for 11 s."""
+    story = Story()
+    story.leader()
+    for at_ms, kind in ((1000, EffectKind.DRAIN), (2500, EffectKind.UNDRAIN))[: 1 + ends]:
+        story.at_ms = good.began_ms + at_ms
+        effects = (v.Effect(kind, sorted(good.schedule.workers)[0]),)
+        decided = v.EffectsDecided(
+            decision=kind, basis=v.Basis(1, 0), cause="root", effects=effects
+        )
+        story.tell("fleet", decided)
+    stopped = FiredFault(
+        name="s", what="engine-stop", target=",".join(sorted(good.schedule.workers)[1:]),
+        at_ns=500_000_000, until_ns=5_500_000_000,
+    )  # fmt: skip
+    run = replace(good, fired=(stopped,), ended_ns=60 * 10**9)
+    assert _known(run, Log(story.groups)).unserved_ms == unserved_ms
+
+
 def test_validators_know_who_was_killed_and_what_prompts_share(good: Outcome) -> None:
     requests = (replace(good.schedule.requests[0], prefix=(1, 2), prefix_block=32),)
     run = replace(
@@ -104,7 +128,7 @@ def test_validators_know_who_was_killed_and_what_prompts_share(good: Outcome) ->
         schedule=replace(good.schedule, requests=(*requests, *good.schedule.requests[1:])),
         fired=(FiredFault(name="g", what="gateway-kill", target="r0", at_ns=2_000_000_000),),
     )
-    known = _known(run)
+    known = _known(run, Log(run.groups))
     assert known.killed == [("r.r0", good.began_ms + 2000)]
     named = {h.record.request for h in good.histories if h.request == requests[0].name}
     assert known.shared == dict.fromkeys(named, 64) and named

@@ -53,7 +53,7 @@ async def sound_run() -> Run:
                         token_count=tokens,
                         finish="length" if outcome == "completed" else "",
                         text="x" * tokens,
-                        asked=str(tokens),
+                        content_id=str(tokens),
                         starts=list(range(tokens)),
                         gaps_ms=[1.0] * tokens,
                     )
@@ -67,7 +67,7 @@ async def sound_run() -> Run:
             token_count=tokens,
             finish="length",
         )
-        kept.asked, kept.undisturbed = str(tokens), True
+        kept.content_id, kept.undisturbed = str(tokens), True
         run.clients.append(kept)
     run.groups = [*scene.log.groups]
     return run

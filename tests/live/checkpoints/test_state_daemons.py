@@ -179,9 +179,11 @@ async def test_what_one_worker_wrote_another_takes_up(scene: Scene, damaged: boo
     assert [e.requests for e in released] == [("moved",)]
     groups = await scene.groups()
     calm = ClientRecord(
-        request="plain", status=200, text="", tokens=plain.ids, asked="a", undisturbed=True
+        request="plain", status=200, text="", tokens=plain.ids, content_id="a", undisturbed=True
     )
-    moved = ClientRecord(request="moved", status=200, text="", tokens=ids + rest.ids, asked="a")
+    moved = ClientRecord(
+        request="moved", status=200, text="", tokens=ids + rest.ids, content_id="a"
+    )
     assert check_all(groups, [calm, moved], ("I5", "I6", "I8", "I14", "I15")) == []
     moved.tokens[-1] += 1
     assert check_all(groups, [calm, moved], ("I14",)), "its answer is compared"
