@@ -139,7 +139,7 @@ async def test_what_one_worker_wrote_another_takes_up(scene: Scene, damaged: boo
     assert ("w1" in (await scene.fold()).holders["w1"].rates) == (not damaged)
     # The holder of the first attempt is told of the end by nobody but the leader.
     async with scene.etcd.writer("r.story") as gateway:
-        basis = v.Basis(1, 0)
+        basis = v.Basis((await scene.fold()).revision, 0)
         gateway.append(
             v.RequestArrived(
                 request="moved",
