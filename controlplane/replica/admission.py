@@ -47,9 +47,12 @@ log = structlog.get_logger("relume.waiting")
 
 
 class _QueuedRequest(NamedTuple):
+    """`patient_until_us`: time until which it waits while no worker is open."""
+
     entry: Entry
     judged: QueueDecision
     caller: Caller
+    patient_until_us: int
 
 
 class ReplicaAdmission:
@@ -91,7 +94,8 @@ class ReplicaAdmission:
         cause = self._cause(model, now_us)
         if cause == FREE or (cause == NO_WORKER and not nobody):
             return False  # a request without a worker has that on record first
-        most_us = int(patience_s * 1e6) if cause == NO_WORKER else config.most_ms * 1000
+        patience_us = int(patience_s * 1e6)
+        most_us = patience_us if cause == NO_WORKER else config.most_ms * 1000
         entry = Entry(
             request=arrival.request, model=model, rank=admission_queue.rank_of(arrival.tier), tenant=arrival.share,
             tokens=admission_queue.cost(arrival.prompt_tokens, arrival.max_tokens), size=size, entered_us=now_us,
@@ -109,7 +113,9 @@ class ReplicaAdmission:
         judged = self.queue.enter(entry, now_us, config)
         if judged.refused:
             return self._shed(entry, judged.refused, now_us, judged)
-        self._held[entry.request] = _QueuedRequest(entry, judged, caller)
+        self._held[entry.request] = _QueuedRequest(
+            entry, judged, caller, now_us + patience_us
+        )
         try:
             decisions.emit(
                 v.RequestHeld(
@@ -226,22 +232,26 @@ class ReplicaAdmission:
         return went
 
     def _refuse_late(self) -> int:
-        """Refuse requests whose time is over; returns how many more may be called in this turn."""
+        """Refuse requests whose time is over; returns how many more may be called in this turn.
+        One that has no worker by then waits as long as one that found none on arrival."""
         now_us = self._decisions.now_us()
         late = self.queue.over(now_us, AT_ONCE)
         for entry in late:
             if entry.deadline_us and entry.deadline_us <= now_us:
                 reason = admission_queue.EXPIRED
-            elif not open_workers(self._decisions.view, entry.model):
-                reason = admission_queue.NO_WORKER
-            else:
+            elif open_workers(self._decisions.view, entry.model):
                 reason = admission_queue.TOO_LONG
+            elif now_us < (until_us := self._held[entry.request].patient_until_us):
+                self.queue.extend(entry.request, until_us)
+                continue
+            else:
+                reason = admission_queue.NO_WORKER
             self._refuse(entry.request, reason, now_us)
         return AT_ONCE - len(late)
 
     def _refuse(self, request: str, reason: str, now_us: int, behalf: str = "") -> None:
         """Inform a request that waits or was displaced."""
-        entry, judged, caller = self._held.pop(request)
+        entry, judged, caller, _ = self._held.pop(request)
         self.queue.leave(request)
         caller.refused(self._shed(entry, reason, now_us, judged, behalf, waited=True))
 

@@ -284,8 +284,14 @@ class AdmissionQueue:
             self._drop(entry)
         return entry
 
+    def extend(self, request: str, until_us: int) -> None:
+        """It waits until then at most, if its first token is not due earlier. It must wait."""
+        entry = self.entries[request]
+        entry.until_us = until_us
+        heappush(self._ends, (entry.end_us, entry.number, request))
+
     def over(self, now_us: int, most: int) -> list[Entry]:
-        """At most `count` requests whose time to wait is over, soonest first. They stay in the
+        """At most `most` requests whose time to wait is over, soonest first. They stay in the
         queue."""
         found: list[Entry] = []
         ends = self._ends
@@ -304,8 +310,11 @@ class AdmissionQueue:
         return self._ends[0][0] if self._ends else -1
 
     def _at(self, end: tuple[int, int, str]) -> Entry | None:
-        entry = self.entries.get(end[2])
-        return entry if entry is not None and entry.number == end[1] else None
+        end_us, number, request = end
+        entry = self.entries.get(request)
+        if entry is None or (entry.end_us, entry.number) != (end_us, number):
+            return None
+        return entry
 
     def _drop(self, entry: Entry) -> None:
         self._forget(entry)

@@ -58,9 +58,10 @@ class WaitingConfig(Struct, frozen=True, kw_only=True):
             le=3_600_000,
         ),
     ] = 5_000
-    most_ms: Annotated[int, option("Maximum time in the queue", unit="ms", ge=1, le=3_600_000)] = (
-        30_000
-    )
+    most_ms: Annotated[
+        int,
+        option("Maximum time in the queue while a worker is open", unit="ms", ge=1, le=3_600_000),
+    ] = 30_000
 
 
 SETTINGS = RecordedSettings(PREFIX, WaitingConfig)

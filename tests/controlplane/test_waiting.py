@@ -371,6 +371,26 @@ async def test_a_request_after_a_failure_comes_before_the_queue_and_is_never_que
         assert not [e for e in p.own(v.RequestHeld, v.RequestShed) if e.request in ("a", "b")]
 
 
+async def test_a_queued_request_whose_workers_die_waits_like_one_that_found_none() -> None:
+    async with plane(WaitingConfig(queued=2, requests=6, mb=1, tenant_percent=100, most_ms=500)) as p:
+        p.ask("a")
+        p.ask("b")
+        patient = p.ask("x")
+        due = p.ask("due", ttft_ms=2000)
+        p.worker.append(v.EngineDied("w0", 1, "killed"))
+        for now_us in (400_000, 600_000, 2_000_000):
+            p.now_us = now_us
+            p.follow()
+            await p.settle()
+        assert patient.why is None
+        assert due.why is not None and due.why.code == "deadline_exceeded"
+        p.now_us = 9_000_000
+        p.follow()
+        await p.settle()
+        assert patient.why is not None
+        assert (patient.why.status, patient.why.code) == (503, "no_worker")
+
+
 async def test_with_no_worker_in_time_they_get_503() -> None:
     async with plane(up=False) as p:
         one = p.ask("a")
