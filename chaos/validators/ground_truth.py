@@ -80,7 +80,8 @@ class GroundTruth(Struct, kw_only=True):
     etcd lacked then, and why. `serving`: by worker, since when (ns) its engine served, or did not;
     `idle`: the same for engines without a request. `calls`: by client request, what its client knows;
     `attempts`: of that request each attempt that an engine took, by its name, the worker and when (ns);
-    `ended`: when (ns) attempts left their engine. `counted`: by stream, what replicas without
+    `ended`: when (ns) attempts left their engine; `finished`: those that it generated to the end.
+    `counted`: by stream, what replicas without
     unwritten events counted of their ends, and of tokens. The run began at `began_ns`."""
 
     reports: dict[str, dict[ReportKey, EngineLoad]] = field(default_factory=dict)
@@ -99,6 +100,7 @@ class GroundTruth(Struct, kw_only=True):
     calls: dict[str, ClientCall] = field(default_factory=dict)
     attempts: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
     counted: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def served(self, worker: str, since_ns: int, until_ns: int, least_ns: int) -> bool:

@@ -32,6 +32,8 @@ from relume.policies.state.invariants import check
 
 LOOK_NS = NS // 2
 """Virtual time between two looks at the folds of replicas."""
+FINISHED = ("stop", "length")
+"""vLLM's reasons with which an engine generated an attempt to its end."""
 MOST_FOUND = 50
 """Maximum number of differences stored."""
 
@@ -85,6 +87,8 @@ class TruthRecorder:
             name = f"{change.request}/{change.attempt}"
             if type(change) is v.EngineFinished:
                 self.truth.ended[name] = now_ns
+                if change.reason in FINISHED:
+                    self.truth.finished.add(name)
             elif type(change) is v.RequestQueued and (track := engine.tracks.get(name)):
                 attempts = self.truth.attempts.setdefault(track.what.content_id, [])
                 attempts.append((name, worker, now_ns))

@@ -175,7 +175,8 @@ def test_what_was_sampled_is_not_kept_beyond_the_grace_of_its_client() -> None:
 def test_what_can_be_generated_again_is_kept_unless_its_engine_had_finished() -> None:
     exact, begun = returned(40, verdict="exact"), {"q1": [("q1/1", "w0", NS)]}
     assert found(exact, away(40, attempts=begun)) != ""
-    assert found(exact, away(40, attempts=begun, ended={"q1/1": 3 * NS})) == ""
+    assert found(exact, away(40, attempts=begun, ended={"q1/1": 3 * NS})) != "", "it was aborted"
+    assert found(exact, away(40, attempts=begun, finished={"q1/1"})) == ""
 
 
 def test_a_503_to_one_that_lost_its_gateway_and_its_worker_is_no_needless_failure() -> None:

@@ -251,7 +251,7 @@ class _Rules:
         if not arrival.grace_ticks or away_ms < TICK_MS * arrival.grace_ticks:
             return False
         names = [name for name, _, _ in self._truth.attempts.get(arrival.client_id, ())]
-        has_finished = bool(names) and names[-1] in self._truth.ended
+        has_finished = bool(names) and names[-1] in self._truth.finished
         return arrival.verdict == Guarantee.SAMPLED or has_finished
 
     def _struck_replica(self, at_ms: int) -> bool:
