@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-SPREAD = ("-n", "auto", "--dist", "worksteal")
+SPREAD = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
+"""One process more than there are cores: many of these tests wait for leases and processes."""
 BY_GROUP = ("-n", "2", "--dist", "loadgroup")
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "check": ((*SPREAD, "-m", "not core and not full and not etcd"),),
