@@ -200,7 +200,7 @@ class StreamResumptions:
                         return self._taken(live) if self._ours(request) else Owned(False)
                     await self._changed()
         except TimeoutError:
-            pass
+            return Owned(False, late=True)
         return Owned(False)
 
     def _taken(self, live: LiveRequest) -> Owned:

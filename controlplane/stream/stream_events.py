@@ -82,12 +82,13 @@ class EnvelopeKnown(Event, frozen=True):
 
 class Owned(Event, frozen=True):
     """The log has decided on a stream of another replica: whether it is `ours`, and then where it
-    runs, if anywhere: the other replica may have moved it before. `doubted`: a worker that computes
-    wrong results had it, so that attempt is over."""
+    runs, if anywhere: the other replica may have moved it before. `late`: it has not decided in
+    time. `doubted`: a worker that computes wrong results had it, so that attempt is over."""
 
     ours: bool
     left: Assignment | None = None
     doubted: bool = False
+    late: bool = False
 
 
 class TimerFired(Event, frozen=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
 from relume.controlplane.stream import stream_states as s
@@ -24,6 +26,17 @@ def test_a_claim_that_is_not_in_the_log_yet_ends_nothing_when_its_client_stays_a
     assert request.machine.state == s.Ended("let_go")
     request.feed(e.Owned(False))
     assert request.effects == []
+
+
+@pytest.mark.parametrize(
+    ("late", "status", "code"), [(False, 410, "stream_gone"), (True, 503, "log_behind")]
+)
+def test_a_stream_is_over_only_if_the_log_says_so(late: bool, status: int, code: str) -> None:
+    """Composed 50217: etcd was full for 22 s, and the log had the stream live."""
+    request = OneRequest(resumable=True, adopted=True)
+    request.feed(e.Adopted((3, 0)), e.Owned(False, late=late))
+    refused = request.only(do.Fail)
+    assert (refused.status, refused.code, refused.retry_after_s > 0) == (status, code, late)
 
 
 def test_a_stream_runs_on_for_a_client_that_left_before_the_log_said_whose_it_is() -> None:

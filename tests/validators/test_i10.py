@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from relume.chaos.validators.promises.requests import i10_recovery_bound
 from relume.chaos.validators.records import ClientRecord, Log
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import FailureClass, HealthState
 from tests.policies.story import Story, arrived, decided, died, ended, engine_step, observed, queued
-from tests.validators.builders import about, short
+from tests.validators.builders import about, idle, short
 
 
 def timed(story: Story, at_ms: dict[int, int]) -> list[RevisionGroup]:
@@ -112,6 +114,40 @@ def test_i10_grants_the_time_in_which_the_next_worker_could_not_write(
     story.tell("r.r0", ended(attempts=2))
     groups = timed(story, {1: 1000, cut: 5000, sent: sent_ms, sent + 1: 30_000, sent + 2: 60_000})
     assert (i10_recovery_bound.check(groups, []) == []) is fine
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "quarantined", "fine"), [(3, False, True), (0, False, False), (0, True, True)]
+)
+def test_i10_grants_the_time_in_which_each_engine_had_a_queue(
+    elsewhere: int, quarantined: bool, fine: bool
+) -> None:
+    """Composed 50197: one engine with room for two was left, and 19 requests waited there. If another
+    one that may get requests has none waiting, the stream should be there."""
+    story = short()
+    story.worker("w1")
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    if quarantined:
+        story.tell("fleet", corrupt("w0"))
+    story.tell("w.w0", idle(waiting=elsewhere))
+    story.tell("w.w1", replace(engine_step(queued(attempt=2)), waiting=9))
+    story.tell("w.w1", engine_step(v.RequestAdmitted("q1", 2, 0, 1), v.FirstToken("q1", 2)))
+    back = story.revision
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, cut: 5000, back: 30_000, back + 1: 60_000})
+    assert (i10_recovery_bound.check(groups, []) == []) is fine
+
+
+def corrupt(worker: str) -> v.HealthDecided:
+    return v.HealthDecided(
+        worker=worker,
+        incarnation=1,
+        state=HealthState.QUARANTINED,
+        failure=FailureClass.CORRUPTION,
+        evidence="wrong answers",
+        since=1,
+    )
 
 
 @pytest.mark.parametrize(("back_ms", "fine"), [(34_000, True), (36_000, False)])

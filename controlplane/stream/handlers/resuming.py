@@ -58,7 +58,8 @@ from relume.controlplane.stream.stream_states import (
 )
 from relume.events.vocabulary.enums import RequestOutcome, RouteCause, TimerKind, TransportKind
 
-NOT_OURS = "the stream is over, or the log does not answer"
+NOT_OURS = "the stream is over"
+LOG_LATE = "the log has not taken this return in time: return again"
 
 
 def detach(stream: Stream, state: State, now: float) -> State:
@@ -116,9 +117,15 @@ def _rewind(stream: Stream, have: Position) -> None:
     stream.absent_until = NEVER
 
 
-def _gone() -> Fail:
+def _not_ours(stream: Stream, is_late: bool) -> Fail:
+    """What its client gets. As long as the log has not decided, the stream may be live."""
     return Fail(
-        status=410, message=NOT_OURS, code="stream_gone", retry_after_s=0, headers=(), begun=False
+        status=503 if is_late else 410,
+        message=LOG_LATE if is_late else NOT_OURS,
+        code="log_behind" if is_late else "stream_gone",
+        retry_after_s=stream.limits.retry_after_s if is_late else 0,
+        headers=(),
+        begun=False,
     )
 
 
@@ -163,7 +170,7 @@ def on_owned(stream: Stream, state: Adopting, event: Owned, now: float) -> State
         is_there = not stream.is_absent
         ended = let_go(stream, state)
         if is_there:
-            stream.effects.append(_gone())
+            stream.effects.append(_not_ours(stream, event.late))
         return ended
     left = event.left
     if event.doubted:

@@ -129,3 +129,12 @@ def test_an_end_that_a_replica_repeats_counts_where_it_was_first() -> None:
     assert found(told, record, ClientCall(), counted=counted) == ""
     told.tell("r.r1", replace(end, tokens=end.tokens - 1))
     assert "the log 1" in found(told, record, ClientCall(), counted=counted)
+
+
+def test_two_replicas_may_fail_a_request_alike() -> None:
+    """Composed 50187: its client had been at both, and both counted a failure."""
+    told = story(**FAILURE)
+    told.replica("r1", "b2")
+    told.tell("r.r1", replace(ended(), **FAILURE))
+    counted = {"r.r1": {"failed": 1}}
+    assert found(told, failed(), ClientCall(), counted=counted) == ""

@@ -6,7 +6,8 @@ longer. A stuck stream is found within its recorded bound and `STUCK_MS`, once i
 steps. Times are those of the segments, so hosts' clocks must agree much better than the bound.
 Clocks of one machine do, and a `Log` corrects known jumps. A resumable stream may wait for its
 absent client: its recovery begins when the client returns. A stream that ends as cancelled, that
-the leader ends, or that ends with an unknown number of tokens, had no client.
+the leader ends, or that ends with an unknown number of tokens, had no client. Time in the queue of its
+next engine does not count while requests wait in the queue of each engine that may get any.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from relume.chaos.validators.records import (
 )
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import RequestOutcome
+from relume.events.vocabulary.enums import HealthState, RequestOutcome
 from relume.policies.liveness.overdue import OverdueConfig
 
 PROMISE = "I10"
@@ -39,6 +40,9 @@ STUCK_MS = 2000
 ENOUGH_STEPS = 2 * OverdueConfig().steps
 """A judgement with fewer steps may have waited for them."""
 
+EXCLUDED = (HealthState.UNHEALTHY, HealthState.PROBING, HealthState.QUARANTINED)
+"""States of a worker that gets few requests or none."""
+
 SILENCE_MS = 3000
 """Time without a tick after which the log counts as stopped."""
 
@@ -46,8 +50,8 @@ SILENCE_MS = 3000
 class Recovery(Struct, frozen=True, kw_only=True):
     """One attempt that was cut. It was lost at `begun_ms`; the request continued at `back_ms` (its
     next first token, else the next cut or its end); -1: never. `resumed_on`: the worker of that
-    token, if there is one; `sent_ms`: the time of the decision for that attempt. Wall times as in
-    `Segment.at_ms`."""
+    token, if there is one; `sent_ms`: the time of the decision for that attempt; `queued_ms`: from
+    when to when it was in its engine's queue. Wall times as in `Segment.at_ms`."""
 
     request: str
     attempt: int
@@ -57,6 +61,7 @@ class Recovery(Struct, frozen=True, kw_only=True):
     back_ms: int
     resumed_on: str
     sent_ms: int
+    queued_ms: tuple[int, int]
 
 
 def _summed(stopped: Sequence[tuple[str, int]]) -> dict[str, int]:
@@ -83,6 +88,7 @@ def check(
     bound_ms += unserved_ms
     patience = _patience(groups, clients, _summed(stopped)) if stopped else {}
     silences, unheard = list(_silences(groups)), _unheard(groups)
+    full = list(_full(groups))
     owners = {course.request: course.owners for course in courses(groups).values()}
     for one in recoveries(groups):
         begun_ms = max(
@@ -92,8 +98,13 @@ def check(
             )]
         )  # fmt: skip
         late = unheard.get(one.resumed_on, ())
+        queued, admitted = one.queued_ms
         unknown = _covered(
-            [*silences, *((max(since, one.sent_ms), until) for since, until in late)],
+            [
+                *silences,
+                *((max(since, one.sent_ms), until) for since, until in late),
+                *((max(since, queued), min(until, admitted)) for since, until in full),
+            ],
             begun_ms, one.back_ms,
         )  # fmt: skip
         bound = bound_ms + patience.get(one.request, 0) + unknown
@@ -175,6 +186,35 @@ def _unheard(groups: Sequence[RevisionGroup]) -> dict[str, list[tuple[int, int]]
     return found
 
 
+def _full(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
+    """Times in which requests waited in the queue of each engine that might get any."""
+    waiting: dict[str, int] = {}
+    excluded: set[str] = set()
+    since = 0
+    for at in events_of(groups):
+        event = at.event
+        if type(event) is v.EngineReady:
+            waiting[event.worker] = 0
+        elif type(event) is v.EngineStep:
+            if (worker := at.stream.removeprefix("w.")) in waiting:
+                waiting[worker] = event.waiting
+        elif type(event) is v.EngineDied or type(event) is v.WorkerLost:
+            waiting.pop(event.worker, None)
+        elif type(event) is v.HealthDecided:
+            (excluded.add if event.state in EXCLUDED else excluded.discard)(event.worker)
+        else:
+            continue
+        open_queues = [n for worker, n in waiting.items() if worker not in excluded]
+        is_full = bool(open_queues) and all(open_queues)
+        if is_full and not since:
+            since = at.at_ms
+        elif since and not is_full:
+            yield since, at.at_ms
+            since = 0
+    if since:
+        yield since, 1 << 62
+
+
 def _patience(
     groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], stopped: dict[str, int]
 ) -> dict[str, int]:
@@ -203,14 +243,21 @@ def _is_left(course: Course) -> bool:
 def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
     """Every attempt in the log that was cut, and the time at which its request continued."""
     first_tokens: dict[tuple[str, int], Entry] = {}
+    queued: dict[tuple[str, int], int] = {}
+    admitted: dict[tuple[str, int], int] = {}
     died: dict[tuple[str, int], int] = {}
     for at in events_of(groups, "w."):
         if type(at.event) is v.EngineDied:
             died[at.event.worker, at.event.incarnation] = at.at_ms
         elif type(at.event) is v.EngineStep:
             for change in at.event.changes:
+                key = change.request, change.attempt
                 if type(change) is v.FirstToken:
-                    first_tokens[change.request, change.attempt] = at
+                    first_tokens[key] = at
+                elif type(change) is v.RequestQueued:
+                    queued[key] = at.at_ms
+                elif type(change) is v.RequestAdmitted:
+                    admitted[key] = at.at_ms
     for course in courses(groups).values():
         cuts = [at for at in course.events if type(at.event) is v.TransportObserved]
         end_ms = course.ends[0].at_ms if course.ends else -1
@@ -218,12 +265,8 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
             (place, at.at_ms) for place, at in enumerate(course.events)
             if type(at.event) is v.ClientReturned
         ]  # fmt: skip
-        sent_at = {
-            at.event.attempt: place for place, at in enumerate(course.events)
-            if type(at.event) is v.RouteDecided and at.event.worker
-        }  # fmt: skip
         sent = {
-            at.event.attempt: at.at_ms for at in course.events
+            at.event.attempt: (place, at.at_ms) for place, at in enumerate(course.events)
             if type(at.event) is v.RouteDecided and at.event.worker
         }  # fmt: skip
         is_left = _is_left(course)
@@ -239,7 +282,7 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
             if is_left and back == end_ms:
                 continue
             # A return before the dispatch came before its first token, however late the log has it.
-            place_sent = sent_at.get(after, -1)
+            place_sent, sent_ms = sent.get(after, (-1, -1))
             begun = max(
                 [begun, *(min(ms, back) for n, ms in returns if ms <= back or n < place_sent)]
             )
@@ -251,5 +294,17 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
                 begun_ms=begun,
                 back_ms=back,
                 resumed_on="" if first is None else first.stream.removeprefix("w."),
-                sent_ms=sent.get(after, begun),
+                sent_ms=sent_ms if sent_ms >= 0 else begun,
+                queued_ms=_queued(queued, admitted, (course.request, after), back),
             )
+
+
+def _queued(
+    queued: dict[tuple[str, int], int],
+    admitted: dict[tuple[str, int], int],
+    attempt: tuple[str, int],
+    back_ms: int,
+) -> tuple[int, int]:
+    """From when to when the attempt was in the queue of its engine."""
+    since = queued.get(attempt, back_ms)
+    return since, admitted.get(attempt, back_ms)

@@ -25,7 +25,7 @@ Exceptions:
 - An answer in one piece, and one on a relayed route, shows its tokens only as a whole. The client
   of a worker that does not name its tokens counts what the log cannot.
 - Ends that a replica writes for requests that it does not serve are not in its counters: `OTHERS`, and
-  ends that it repeats from the replica that gave the client its stream.
+  completed ends that it repeats from the replica that gave the client its stream.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ def _of_counters(log: Sequence[RevisionGroup], truth: GroundTruth) -> Iterator[V
             sums[at.stream] = Counter()
         elif type(event) is v.RequestEnded and OTHERS not in event.detail:
             first = ends.setdefault(event.request, at)
-            if first.stream != at.stream and first.event == event:
+            is_repeated = first.stream != at.stream and first.event == event
+            if is_repeated and event.outcome == RequestOutcome.COMPLETED:
                 continue
             counts = sums.setdefault(at.stream, Counter())
             counts[event.outcome] += 1
