@@ -121,7 +121,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *unseen,
         *late,
     )
-    fleet = small_limits(seed, fleet, faults, needs_blocks=bool(later or again))
+    fleet = small_limits(seed, fleet, traffic, faults, needs_blocks=bool(later or again))
     return Scenario(
         name=f"composed-{seed}",
         about=f"Drawn from seed {seed}.",

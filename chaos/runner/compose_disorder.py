@@ -16,6 +16,7 @@ from relume.chaos.scenario.language import (
     Closed,
     Commands,
     Fault,
+    Fixed,
     Fleet,
     Limits,
     Prefixes,
@@ -25,6 +26,11 @@ from relume.chaos.scenario.language import (
 )
 
 Composed = tuple[Fleet, Traffic, tuple[Fault, ...]]
+
+FEW_BLOCKS, BLOCK_TOKENS = 64, 32
+"""KV blocks of an engine with little room, and tokens of a block (the simulated hosts' own)."""
+FEWEST_AT_ONCE = 3
+"""Number of the longest requests for which such an engine must have room."""
 
 
 def late_records(
@@ -42,10 +48,13 @@ def late_records(
     return fleet_of, traffic_of, faults
 
 
-def small_limits(seed: int, fleet: Fleet, faults: Sequence[Fault], needs_blocks: bool) -> Fleet:
+def small_limits(
+    seed: int, fleet: Fleet, traffic: Traffic, faults: Sequence[Fault], needs_blocks: bool
+) -> Fleet:
     """In one of four seeds, some limits are small: state daemons have room for a few requests, writers
     for a few segments, engines for a few requests, or for so little context that they preempt some:
-    not where all engines die at once, since that is too little for what recovers then.
+    not where all engines die at once, or `FEWEST_AT_ONCE` of the longest requests have no room, since
+    that is too little for what recovers then.
     `needs_blocks`: a fault waits for blocks that are held."""
     rng = Random(f"compose-limits:{seed}")
     limits = Limits(
@@ -56,11 +65,23 @@ def small_limits(seed: int, fleet: Fleet, faults: Sequence[Fault], needs_blocks:
     )
     if rng.random() >= 0.25:
         return fleet
-    if ("engine-kill", "all") not in {(fault.what, fault.target) for fault in faults}:
-        limits = replace(limits, kv_blocks=rng.choice((0, 64)))
+    has_room = FEWEST_AT_ONCE * _longest(traffic) <= FEW_BLOCKS * BLOCK_TOKENS
+    if has_room and ("engine-kill", "all") not in {(fault.what, fault.target) for fault in faults}:
+        limits = replace(limits, kv_blocks=rng.choice((0, FEW_BLOCKS)))
     if needs_blocks or not fleet.checkpoint_mb:
         limits = replace(limits, checkpoint_kb=0)
     return replace(fleet, limits=limits)
+
+
+def _longest(traffic: Traffic) -> int:
+    """Maximum number of tokens of a request."""
+    lengths = traffic.lengths
+    match lengths:
+        case Fixed():
+            return lengths.prompt + lengths.output
+        case Uniform():
+            return lengths.prompt[1] + lengths.output[1]
+    return lengths.prompt_most + lengths.output_most
 
 
 def _engine_dies(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:

@@ -82,7 +82,9 @@ class Course(Struct, kw_only=True):
         """Add the next event of this request."""
         kind = type(at.event)
         if kind is v.ClientReturned and self.ends:
-            return  # too late
+            if self.owners[-1:] == [at.stream]:
+                self.events.append(at)  # what follows of this replica counts from there
+            return  # too late to own it
         if kind in (v.RequestArrived, v.ClientReturned):
             self.owners.append(at.stream)
             self.owned_at = at.revision

@@ -95,9 +95,9 @@ def test_each_kind_of_late_record_and_each_limit_is_drawn() -> None:
         drawn.add((fleet.disorder != calm.disorder, fleet.operator != calm.operator,
                    changed.resumable > 0, changed.prefixes is not None,
                    *sorted({fault.what for fault in faults})))  # fmt: skip
-        small = small_limits(seed, calm, (), needs_blocks=False).limits
+        small = small_limits(seed, calm, traffic, (), needs_blocks=False).limits
         limits |= {name for name in small.__struct_fields__ if getattr(small, name)}
-        assert not small_limits(seed, calm, (), needs_blocks=True).limits.checkpoint_kb
+        assert not small_limits(seed, calm, traffic, (), needs_blocks=True).limits.checkpoint_kb
         without = late_records(seed, calm, traffic, ("leader-stop",), is_stuck=False)
         assert all(fault.what != "leader-stop" for fault in without[2])
     faults_drawn = {what for one in drawn for what in one[4:]}

@@ -59,7 +59,8 @@ def test_a_relayed_answer_has_the_status_of_its_worker(status: int, refusal: int
     call = call_of(SMALL)
     ask = Ask(client_id="q0", content_id="q0", prompt_tokens=8, output_tokens=4, kind="relayed")
     connection = SimClientConnection(call, ask, {})
-    answer = SimpleNamespace(finish="-")
+    answer = SimpleNamespace(finish="")
     connection.session = SimpleNamespace(stream=SimpleNamespace(answer=answer))  # type: ignore[assignment]
     connection.begin(b"HTTP/1.1 %d \r\n" % status, b"", last=True)
     assert (call.record.status, call.refusal, call.message) == (status, refusal, "")
+    assert call.record.finish == ("" if refusal else "length"), "it reads its worker's last event (50473)"

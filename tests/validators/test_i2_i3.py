@@ -106,6 +106,16 @@ def test_i3_reads_what_each_owner_knows(from_there: int, fine: bool) -> None:
     assert (i3_indices.check(story.groups, []) == []) is fine
 
 
+def test_i3_reads_a_return_to_a_replica_that_stood_still_until_the_leader_had_ended_the_request() -> None:
+    """Composed 50304: of 17 tokens that were sent, 2 had reached its client."""
+    story = moved(17)
+    end = msgspec.structs.replace(ended(attempts=2), outcome="failed", status=0, tokens=-1)
+    story.tell("fleet", end)
+    story.tell("r.r0", v.ClientReturned(request="q1", claim="c", attempt=2, tokens=2, events=0))
+    story.tell("r.r0", msgspec.structs.replace(observed(attempt=2), delivered=2))
+    assert i3_indices.check(story.groups, []) == []
+
+
 def test_i3_accepts_that_an_answer_in_one_piece_starts_over() -> None:
     for stream, fine in ((False, True), (True, False)):
         story = Story()

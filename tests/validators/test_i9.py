@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relume.chaos.validators.promises.workers import i9_breakers
+from relume.chaos.validators.promises.workers import i9_breakers, i9_cross_checks
 from relume.events import vocabulary as v
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.routing import eligibility
@@ -49,6 +49,24 @@ def test_neither_is_one_to_the_next_engine(opened: LedFleet) -> None:
     opened.tell("w.w0", died(), started("w0", 2), ready("w0", 2))
     send(opened, "next")
     assert violations(opened) == ""
+
+
+@pytest.mark.parametrize(("replica", "fine"), [("r0", True), ("r1", False)])
+def test_a_probed_engine_checks_answers_only_for_the_replica_that_probes_it(
+    opened: LedFleet, replica: str, fine: bool
+) -> None:
+    """Composed 50390."""
+    opened.ticks(2)
+    prober = opened.fleet.workers["w0"].health.prober
+    assert prober == "r0"
+    basis = v.Basis(opened.fleet.revision, 0)
+    check = v.CrossCheckDecided(
+        decision="c1", basis=basis, request="q1", worker="w1", incarnation=1, by="w0",
+        by_incarnation=1, cause="doubt", tokens=9, answer=b"",
+    )  # fmt: skip
+    opened.tell(f"r.{replica}", check)
+    found = [str(one) for one in i9_cross_checks.check(opened.groups)]
+    assert any("although it is probing" in text for text in found) is not fine
 
 
 def test_probes_beyond_the_number_and_of_another_replica_are_found(opened: LedFleet) -> None:

@@ -69,8 +69,9 @@ class SimClientConnection:
             self._caller.refused(self._status, "")
         else:
             finish = self.session.stream.answer.finish
-            # If the end frame is lost, a client still knows the finish from the last event.
-            self._caller.end("length" if finish == "-" else finish, self._status)
+            # A client knows the finish from the last event, also where the gateway reads no frames
+            # or the end frame is lost.
+            self._caller.end("length" if finish in ("", "-") else finish, self._status)
 
     def write(self, data: bytes) -> None:
         """See ClientPort."""

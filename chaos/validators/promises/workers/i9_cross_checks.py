@@ -67,8 +67,9 @@ class _Engine:
         self.health: History[v.HealthDecided | None] = History(None)
         self.finished: dict[tuple[str, int], int] = {}
 
-    def why_not(self, revision: int, incarnation: int, again: bool) -> str:
-        """Why its engine gets no check by what is known at `revision`."""
+    def why_not(self, revision: int, incarnation: int, again: bool, replica: str) -> str:
+        """Why its engine gets no check of `replica` by what is known at `revision`. The one replica that
+        probes it may send it checks too."""
         if self.ready.at(revision) != incarnation:
             return "its engine is not ready"
         if self.draining.at(revision):
@@ -77,6 +78,8 @@ class _Engine:
             return f"its engine has {count} requests"
         health = self.health.at(revision)
         if health is None or again or health.incarnation != incarnation:
+            return ""
+        if health.state == HealthState.PROBING and health.prober == replica:
             return ""
         return f"it is {health.state}" if health.state in EXCLUDED else ""
 
@@ -156,7 +159,7 @@ class _Checks:
         """A check of a request, by an engine."""
         event, basis = at.event, at.event.basis.revision
         engine, is_again = self._engine(event.by), event.by == event.worker
-        why = engine.why_not(basis, event.by_incarnation, is_again)
+        why = engine.why_not(basis, event.by_incarnation, is_again, at.stream[2:])
         for (stream, request), (revision, sent) in self._sent.items():
             is_there = engine.finished.get((request, sent.attempt), basis + 1) > basis
             if stream == at.stream and sent.worker == event.by and revision > basis and is_there:
