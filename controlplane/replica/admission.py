@@ -113,9 +113,7 @@ class ReplicaAdmission:
         judged = self.queue.enter(entry, now_us, config)
         if judged.refused:
             return self._shed(entry, judged.refused, now_us, judged)
-        self._held[entry.request] = _QueuedRequest(
-            entry, judged, caller, now_us + patience_us
-        )
+        self._held[entry.request] = _QueuedRequest(entry, judged, caller, now_us + patience_us)
         try:
             decisions.emit(
                 v.RequestHeld(

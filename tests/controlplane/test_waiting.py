@@ -372,7 +372,9 @@ async def test_a_request_after_a_failure_comes_before_the_queue_and_is_never_que
 
 
 async def test_a_queued_request_whose_workers_die_waits_like_one_that_found_none() -> None:
-    async with plane(WaitingConfig(queued=2, requests=6, mb=1, tenant_percent=100, most_ms=500)) as p:
+    async with plane(
+        WaitingConfig(queued=2, requests=6, mb=1, tenant_percent=100, most_ms=500)
+    ) as p:
         p.ask("a")
         p.ask("b")
         patient = p.ask("x")

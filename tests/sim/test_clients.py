@@ -63,4 +63,6 @@ def test_a_relayed_answer_has_the_status_of_its_worker(status: int, refusal: int
     connection.session = SimpleNamespace(stream=SimpleNamespace(answer=answer))  # type: ignore[assignment]
     connection.begin(b"HTTP/1.1 %d \r\n" % status, b"", last=True)
     assert (call.record.status, call.refusal, call.message) == (status, refusal, "")
-    assert call.record.finish == ("" if refusal else "length"), "it reads its worker's last event (50473)"
+    assert call.record.finish == ("" if refusal else "length"), (
+        "it reads its worker's last event (50473)"
+    )

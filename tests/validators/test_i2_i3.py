@@ -106,7 +106,7 @@ def test_i3_reads_what_each_owner_knows(from_there: int, fine: bool) -> None:
     assert (i3_indices.check(story.groups, []) == []) is fine
 
 
-def test_i3_reads_a_return_to_a_replica_that_stood_still_until_the_leader_had_ended_the_request() -> None:
+def test_i3_reads_a_return_after_the_leaders_end() -> None:
     """Composed 50304: of 17 tokens that were sent, 2 had reached its client."""
     story = moved(17)
     end = msgspec.structs.replace(ended(attempts=2), outcome="failed", status=0, tokens=-1)
