@@ -65,8 +65,8 @@ def small_limits(
     )
     if rng.random() >= 0.25:
         return fleet
-    has_room = FEWEST_AT_ONCE * _longest(traffic) <= FEW_BLOCKS * BLOCK_TOKENS
-    if has_room and ("engine-kill", "all") not in {(fault.what, fault.target) for fault in faults}:
+    do_fit = FEWEST_AT_ONCE * _longest(traffic) <= FEW_BLOCKS * BLOCK_TOKENS
+    if do_fit and ("engine-kill", "all") not in {(fault.what, fault.target) for fault in faults}:
         limits = replace(limits, kv_blocks=rng.choice((0, FEW_BLOCKS)))
     if needs_blocks or not fleet.checkpoint_mb:
         limits = replace(limits, checkpoint_kb=0)

@@ -14,10 +14,13 @@ from relume.controlplane.admin.errors import BadRequest, TooManyFollowers
 from relume.controlplane.admin.models import EventInfo, EventPage, event_info
 from relume.controlplane.admin.recent_events import Cursor, History, parse_cursor
 from relume.events import vocabulary as v
-from relume.events.log.codec import TAGS
-from relume.events.log.entries import Entry
+from relume.events.log.codec import TAGS, UnreadableRecord
+from relume.events.log.entries import KINDS, Entry
 
-TYPES: dict[str, type] = {tag.partition("/")[0]: kind for tag, kind in TAGS.items()}
+TYPES: dict[str, type] = {
+    **{tag.partition("/")[0]: kind for tag, kind in TAGS.items()},
+    KINDS[UnreadableRecord]: UnreadableRecord,
+}
 DECISIONS = (
     v.RouteDecided,
     v.StallJudged,

@@ -22,6 +22,7 @@ from relume.events.vocabulary.enums import (
 )
 from relume.policies.health.health_life import breaker_of
 from relume.policies.health.health_state import WorkerHealth
+from relume.policies.state import unreadable
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.view import View
 
@@ -29,7 +30,8 @@ from relume.policies.state.overlay.view import View
 class WorkerInfo(Struct, frozen=True, kw_only=True):
     """One worker. Load counts come from the replica's view, its own dispatches included.
     `suspected` by this replica; `health` as the leader decided it for all, with its circuit
-    `breaker`, the class of the failure, the evidence, and since when (0: from the beginning)."""
+    `breaker`, the class of the failure, the evidence, and since when (0: from the beginning).
+    `unreadable`: why a record of its agent cannot be read, until an operator trusts the worker."""
 
     name: str
     state: WorkerState
@@ -67,6 +69,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     restart_delay_ms: int
     preemptions: int
     lost_records: int
+    unreadable: str
 
 
 class WorkerList(Struct, frozen=True):
@@ -409,6 +412,7 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         restart_delay_ms=worker.restart_delay_ms,
         preemptions=worker.preemptions,
         lost_records=worker.lost_records,
+        unreadable=unreadable.why(view.fleet, worker.name),
     )
 
 

@@ -264,5 +264,6 @@ SUMMARIES = {
     "restart": "Have the worker's agent restart its engine now",
     "hold": "Do not restart the worker's engine when it ends",
     "release": "Let the worker's engine be restarted again",
-    "trust": "End the worker's quarantine: it is probed, and serves again if it answers rightly",
+    "trust": "End the worker's quarantine: it is probed, and serves again if it answers rightly. Or acknowledge "
+    "records of its agent that cannot be read: it gets requests again",
 }

@@ -86,6 +86,8 @@ def _note(worker: dict[str, Any]) -> str:
         return f"died: {worker['died_of']}" + (f", restart in {delay} ms" if delay else "")
     if worker["held"]:
         return "held"
+    if worker["unreadable"]:
+        return f"no requests: {worker['unreadable']}"
     return _health(worker) if worker["health"] not in ("healthy", "draining") else ""
 
 

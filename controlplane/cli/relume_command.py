@@ -169,12 +169,14 @@ For older ones name the archive of the log with --log.""",
   relume enable-restart w0""",
     ),
     "trust": Command(
-        "end a worker's quarantine",
+        "end a worker's quarantine, or acknowledge its unreadable records",
         "relume.controlplane.cli.arguments:one_worker",
         "relume.controlplane.cli.fleet_commands:change",
         """
   relume trust w0                    after a wrong answer to a canary; it is probed first, and one
-                                     more wrong answer quarantines it again""",
+                                     more wrong answer quarantines it again
+  relume trust w0                    after its agent wrote a record that cannot be read, and was
+                                     mended: it gets requests again""",
     ),
     "config": Command(
         "show or change the settings of the fleet",

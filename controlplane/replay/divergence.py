@@ -31,7 +31,7 @@ class Verdict(Struct, kw_only=True):
     the `hashes`, `foreign` ones are of a state shape that this build does not have (`shapes` counts
     them): only the order of events was compared there. `unanchored` events come after the last
     state hash. `untaken` counts the decisions that this build cannot repeat, by kind and version;
-    they are in no other count.
+    they are in no other count. `unreadable` records were folded as such, as replicas of this build do.
     """
 
     decisions: int = 0
@@ -52,6 +52,7 @@ class Verdict(Struct, kw_only=True):
     revision: int = 0
     untaken: dict[str, int] = field(default_factory=dict)
     shapes: dict[str, int] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
 
     @property

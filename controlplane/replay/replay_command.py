@@ -298,6 +298,8 @@ def _print_verdict(verdict: Verdict) -> None:
         print(f"\n{divergence.what} at revision {divergence.revision}, {place}")
         print(f"  recorded: {divergence.expected}")
         print(f"  replayed: {divergence.actual}")
+    for line in verdict.unreadable:
+        print(f"\n{line}")
     for what, count in verdict.untaken.items():
         known = decision_versions.DECISION_VERSIONS.get(what.partition(" ")[0], "none")
         print(f"\ncannot retake {count} decisions: {what}; the version of this build: {known}")

@@ -58,6 +58,7 @@ from relume.policies.recovery.lineage import CorruptEngines
 from relume.policies.recovery.resume_mode import mode_of
 from relume.policies.routing import choose_worker
 from relume.policies.routing.route_query import RouteQuery
+from relume.policies.state import unreadable
 from relume.policies.state.fleet import Fleet, dump, load, state_hash
 from relume.policies.state.fold import apply_group
 from relume.policies.state.overlay.view import View
@@ -178,6 +179,7 @@ class Replay:
                 self.hashes.append((0, end))
             self._settle(NEVER)
         verdict.revision = fleet.revision
+        verdict.unreadable = unreadable.in_words(fleet)
         verdict.changes = fleet.changes - changes
         del verdict.divergences[limit:]
 

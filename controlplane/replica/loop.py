@@ -30,6 +30,7 @@ from relume.controlplane.replica.migration_watch import MigrationWatch
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.replica.stall_watch import StallWatch
 from relume.events import vocabulary as v
+from relume.events.log.codec import UnreadableRecord
 from relume.events.log.errors import BrokenChain, Compacted, Fenced, LogUnavailable
 from relume.events.log.interface import LogReader, RevisionGroup, StreamWriter
 from relume.events.log.segment import GENESIS
@@ -307,6 +308,8 @@ class Replica:
     def _seen(self, stream: str, position: int, event: Any) -> None:
         if type(event) is v.EngineReady:
             self._engines_came = True
+        elif type(event) is UnreadableRecord:
+            log.error("record_unreadable", stream=stream, position=position, reason=event.reason)
         for observer in self._observers:
             observer(stream, position, event)
 

@@ -136,6 +136,8 @@ _ROWS = (
     _m("verdicts_withheld", GAUGE,
        "Number of workers that fail at once, while these are too many for a breaker to open", "model",
        scope=FLEET),
+    _m("unreadable_records", COUNTER,
+       "Records of a stream of the log that this build cannot read", "stream", scope=FLEET),
     _w("worker_requests_running", GAUGE, "Requests that the worker's scheduler has admitted"),
     _w("worker_requests_waiting", GAUGE, "Requests that the worker's scheduler has not admitted"),
     _w("worker_prefill_tokens_pending", GAUGE, "Prompt tokens the worker has not computed yet", unit="tokens"),

@@ -188,7 +188,11 @@ def workers(view: View) -> Iterator[Any]:
     if not isinstance(view.fleet.withheld, UnsetType):
         for model, names in view.fleet.withheld.items():
             withheld.add_metric([model], len(names))
-    yield from (state, health, failure, breaker, withheld)
+    unreadable = family("unreadable_records")
+    if not isinstance(view.fleet.unreadable, UnsetType):
+        for stream, records in view.fleet.unreadable.items():
+            unreadable.add_metric([stream], records.count)
+    yield from (state, health, failure, breaker, withheld, unreadable)
     yield from families.values()
 
 

@@ -26,8 +26,8 @@ gone harms nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol
 
 from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.engine_process.supervisor import Supervisor
@@ -39,6 +39,7 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary import (
     CheckpointsReleased,
     CheckpointsVoided,
+    DetailDecided,
     Effect,
     EffectApplied,
     EffectsDecided,
@@ -133,8 +134,8 @@ class EffectRunner:
 
     def _learn(self, groups: list[RevisionGroup]) -> None:
         for group in groups:
-            for record in self._records(group, self._journal.stream, _APPLIED_TAG):
-                event: EffectApplied = decode(record)
+            event: EffectApplied
+            for event in self._events(group, self._journal.stream, _APPLIED_TAG):
                 self._answered[event.decision, event.index] = event.outcome
 
     async def _history(self) -> list[RevisionGroup]:
@@ -186,30 +187,37 @@ class EffectRunner:
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
 
     def _take(self, group: RevisionGroup) -> None:
-        for record in self._records(group, FLEET, _DECIDED_TAG):
-            decided: EffectsDecided = decode(record)
+        decided: EffectsDecided
+        for decided in self._events(group, FLEET, _DECIDED_TAG):
             for index, effect in enumerate(decided.effects, max(decided.again, 0)):
                 if effect.worker == self._worker:
                     self._carry_out((decided.decision, index), effect)
-        for record in self._records(group, FLEET, _RELEASED_TAG):
-            released: CheckpointsReleased = decode(record)
+        released: CheckpointsReleased
+        for released in self._events(group, FLEET, _RELEASED_TAG):
             self._on_released(released.requests)
-        for record in self._records(group, FLEET, _VOIDED_TAG):
-            voided: CheckpointsVoided = decode(record)
+        voided: CheckpointsVoided
+        for voided in self._events(group, FLEET, _VOIDED_TAG):
             self._on_voided(voided.attempts)
-        for record in self._records(group, FLEET, _DETAIL_TAG):
-            self._journal.shed(decode(record).detail != StepDetail.FULL)
+        detail: DetailDecided
+        for detail in self._events(group, FLEET, _DETAIL_TAG):
+            self._journal.shed(detail.detail != StepDetail.FULL)
         self._after = group.revision
 
-    @staticmethod
-    def _records(group: RevisionGroup, stream: str, tag: bytes) -> list[bytes]:
-        return [
-            record
-            for segment in group.segments
-            if segment.stream == stream
-            for record in segment.records
-            if record.startswith(tag, 1)
-        ]
+    def _events(self, group: RevisionGroup, stream: str, tag: bytes) -> Iterator[Any]:
+        """Those of a kind. One that cannot be read is left out, as replicas do: the others count."""
+        for segment in group.segments:
+            if segment.stream != stream:
+                continue
+            for record in segment.records:
+                if not record.startswith(tag, 1):
+                    continue
+                try:
+                    yield decode(record)
+                except LogError as error:
+                    why, revision = str(error), group.revision
+                    self._logger.error(
+                        "record left out: unreadable", stream=stream, revision=revision, why=why
+                    )
 
     def _carry_out(self, key: Key, effect: Effect) -> None:
         state = self._directory.state

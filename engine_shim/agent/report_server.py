@@ -1,8 +1,8 @@
 """The agent's end of the report socket: step records in, and the lifeline out.
 
 Every vLLM process of the engine connects and sends a hello; while the connection is open it knows
-that its agent lives. Step records are not decoded here: their tag is compared and the bytes go to
-the log.
+that its agent lives. Step records are decoded only to see that they can be: the bytes go to the log,
+and one that cannot be read there would take the worker out of service.
 
 The sockets are read with plain `recv` from reader callbacks rather than by transports,
 so that `end` can empty them at the moment the engine dies: its last steps then come before its
@@ -27,6 +27,8 @@ from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.journal import MAX_RECORD_BYTES, RETRY_S, Journal
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
+from relume.events.log.codec import decode
+from relume.events.log.errors import LogError
 from relume.events.wire.errors import ReportError
 from relume.events.wire.reports import Hello, Layout, Ready, ReportReader, parse
 
@@ -50,6 +52,15 @@ def is_step(record: bytes) -> bool:
     progress of a restore, statistics of buffered streams, a change of its prefix cache). Checks no
     more."""
     return record[:1] >= b"\x90" and record[:1] <= b"\x9f" and record.startswith(_STEP_TAGS, 1)
+
+
+def _unreadable(record: bytes) -> str:
+    """Why readers of the log could not read `record`; empty if they can."""
+    try:
+        decode(record)
+    except LogError as error:
+        return str(error)
+    return ""
 
 
 class ReportServer:
@@ -171,6 +182,8 @@ class _Connection:
             if self._hello is not None and is_step(payload):
                 if len(payload) > MAX_RECORD_BYTES:
                     self._drop(f"step record of {len(payload)} bytes")
+                elif why := _unreadable(payload):
+                    self._drop(why)
                 elif not step(payload):
                     # The log is full: stop reading, so the engine fills its own buffer,
                     # drops, and counts in its next record what was lost.

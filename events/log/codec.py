@@ -1,18 +1,20 @@
 """Events to bytes and back.
 
 Records are msgpack arrays headed by their tag. Decoding validates types. A tag of an
-older version is upcast through `UPCASTS`; an unknown tag is refused by name.
+older version is upcast through `UPCASTS`; `decode` refuses an unknown tag by name. Readers of a log
+go on after such a record (`decode_all`).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any, get_args
 
 import msgspec
 
-from relume.events.log.errors import MalformedRecord, UnknownEvent
+from relume.events.log.errors import LogError, MalformedRecord, UnknownEvent
 from relume.events.vocabulary import AnyEvent, Event
 
 TAGS: dict[str, type[Event]] = {str(t.__struct_config__.tag): t for t in get_args(AnyEvent)}
@@ -21,6 +23,9 @@ TAGS: dict[str, type[Event]] = {str(t.__struct_config__.tag): t for t in get_arg
 # added when a tag's version is raised, and is never removed.
 UPCASTS: dict[str, Callable[[list[Any]], Any]] = {}
 
+MOST_REASON = 200
+"""Maximum length of the reason why a record cannot be read."""
+
 _ARRAY32 = struct.Struct(">BI")  # msgpack's header of a long array
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyEvent)
@@ -28,6 +33,14 @@ _many = msgspec.msgpack.Decoder(list[AnyEvent])
 _plain = msgspec.msgpack.Decoder()
 
 encode: Callable[[Any], bytes] = _encoder.encode
+
+
+class UnreadableRecord(msgspec.Struct, frozen=True, tag="unreadable_record"):
+    """Stands for a record that this build cannot read; nobody writes it."""
+
+    digest: str
+    """Of its bytes: BLAKE2b, 8 bytes, as hex digits."""
+    reason: str
 
 
 class CachedRecords(tuple[bytes, ...]):
@@ -48,20 +61,27 @@ def decode(record: bytes) -> Any:
 
 
 def decode_all(records: Sequence[bytes]) -> list[Any]:
-    """The events in `records`, in one call of the decoder; not to be altered.
-
-    Raises as `decode` does."""
+    """The events in `records`, in one call of the decoder; not to be altered. In place of one that
+    cannot be read stands an `UnreadableRecord`."""
     if type(records) is CachedRecords:
         if records.events is None:
             records.events = decode_all(tuple(records))
         return records.events
     if len(records) < 2:
-        return [decode(record) for record in records]
+        return [_decode_or_name(record) for record in records]
     try:
         events = _many.decode(b"".join((_ARRAY32.pack(0xDD, len(records)), *records)))
-    except (msgspec.ValidationError, msgspec.DecodeError):
-        return [decode(record) for record in records]
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
+        return [_decode_or_name(record) for record in records]
     return events
+
+
+def _decode_or_name(record: bytes) -> Any:
+    try:
+        return decode(record)
+    except LogError as error:
+        digest = blake2b(record, digest_size=8).hexdigest()
+        return UnreadableRecord(digest, str(error)[:MOST_REASON])
 
 
 def _decode_slowly(record: bytes, error: Exception) -> Any:

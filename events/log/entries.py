@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from msgspec import Struct
 
-from relume.events.log.codec import TAGS, decode_all
+from relume.events.log.codec import TAGS, UnreadableRecord, decode_all
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary import AdminCommanded
 from relume.events.vocabulary.enums import AdminCommand
@@ -20,8 +20,9 @@ KINDS: dict[type, str] = {
         kind: re.sub(r"(?<=.)([A-Z])", r"_\1", kind.__name__).lower()
         for kind in get_args(AnyChange)
     },
+    UnreadableRecord: str(UnreadableRecord.__struct_config__.tag),
 }
-"""The names of the types of events, and of changes inside engine steps."""
+"""The names of the types of events, of changes inside engine steps, and of records that cannot be read."""
 
 
 class Entry(Struct, frozen=True, gc=False, kw_only=True):

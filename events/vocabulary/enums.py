@@ -313,6 +313,8 @@ class Exclusion(Word):
     PROBING = "probing"
     """By the leader's decision: another request is its probe."""
     QUARANTINED = "quarantined"
+    UNREADABLE = "unreadable records"
+    """Its agent wrote records that cannot be read, and no operator has acknowledged them."""
     WITHOUT_PLUGIN = "tells no token ids"
     """A server without the plugin cannot continue a request."""
     FAILED_BEFORE = "failed it before"

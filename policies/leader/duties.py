@@ -27,7 +27,7 @@ from relume.policies.health import canary_evidence, cross_check_evidence, eviden
 from relume.policies.health.health_life import is_quarantined
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.recorded_settings import CHOICES, INTEGERS
-from relume.policies.state import coverage
+from relume.policies.state import coverage, unreadable
 from relume.policies.state.fleet import Fleet, OpenCommand, Request, Unheard, Worker
 from relume.policies.state.lifecycles import departed_workers, stream_resumption, unacknowledged
 
@@ -166,7 +166,8 @@ def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[An
         return [_decided(fleet, command_id, command, ()), resigned]
     worker = fleet.workers.get(command.target)
     if worker is not None and command.command == AdminCommand.TRUST:
-        if why := canary_evidence.cannot_be_trusted(worker):
+        was_unreadable = unreadable.is_acknowledged_by(fleet, worker.name, command_id)
+        if not was_unreadable and (why := canary_evidence.cannot_be_trusted(worker)):
             return _refused(command_id, why)
         return [_decided(fleet, command_id, command, ())]  # what follows is decided with it
     if worker is None or command.command not in AGENT_COMMANDS:

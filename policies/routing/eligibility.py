@@ -27,6 +27,7 @@ from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import LATE, WorkerEstimate
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
+from relume.policies.state.unreadable import has_unacknowledged
 
 _ENGINE = {
     EnginePhase.NONE: Exclusion.ENGINE_NONE,
@@ -58,6 +59,8 @@ def excluded(view: View, worker: Worker, model: str, suspected: bool) -> Exclusi
         return Exclusion.LOST
     if worker.draining:
         return Exclusion.DRAINING
+    if view.fleet.unreadable is not UNSET and has_unacknowledged(view.fleet, worker.name):
+        return Exclusion.UNREADABLE
     if (health := worker.health) is not UNSET:
         if by_health := _BY_HEALTH.get(health.state):
             return by_health

@@ -75,6 +75,18 @@ class Cached(Struct):
     expected: dict[str, bytes] = field(default_factory=dict)
 
 
+class UnreadableRecords(Struct, kw_only=True):
+    """Records of a stream that cannot be read: how many, and of the last one its position, the digest
+    of its bytes and why. `acknowledged`: how many of them an operator has acknowledged, by `command`."""
+
+    count: int = 0
+    position: int = 0
+    digest: str = ""
+    reason: str = ""
+    acknowledged: int = 0
+    command: str = ""
+
+
 class Worker(Struct, kw_only=True):
     """One worker, from the log. Engine states: none, starting, ready, dead.
 
@@ -410,6 +422,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     withheld: dict[str, tuple[str, ...]] | UnsetType = UNSET
     canaries: dict[str, ClassValues] | UnsetType = UNSET
     disputes: dict[str, Dispute] | UnsetType = UNSET
+    unreadable: dict[str, UnreadableRecords] | UnsetType = UNSET
 
 
 _UNTOLD = Cached()

@@ -25,6 +25,7 @@ from relume.policies.state import (
     prefix_cache,
     prompt_tokens,
     step_times,
+    unreadable,
 )
 from relume.policies.state.account import key_of
 from relume.policies.state.engine_step import on_engine_step
@@ -43,9 +44,8 @@ from relume.policies.state.overlay import receive_clock
 def apply_group(
     fleet: Fleet, group: RevisionGroup, seen: Callable[[str, int, Any], None] | None = None
 ) -> None:
-    """Fold one revision group. `seen(stream, position, event)` is called after each event.
-
-    Raises UnknownEvent, MalformedRecord: a fold never skips a record.
+    """Fold one revision group. `seen(stream, position, event)` is called after each event. A record
+    that cannot be read is a fact of its stream (`unreadable`).
     """
     fleet.revision = group.revision
     for stream, epoch in group.owners:
@@ -62,6 +62,8 @@ def apply_group(
                 if marks is not None:
                     dirty_set.note(fleet, marks, stream, event)
                 handler(fleet, stream, epoch, event)
+            elif type(event) is codec.UnreadableRecord:
+                unreadable.note(fleet, stream, position, event)
             if seen is not None:
                 seen(stream, position, event)
                 marks = dirty_set.in_use(fleet)  # it may have asked first

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import EffectKind
+from relume.events.vocabulary.enums import AdminCommand, EffectKind
+from relume.policies.state import unreadable
 from relume.policies.state.fleet import Fleet, OpenCommand, PendingEffect
 
 COMMANDS = 10_000
@@ -67,6 +68,8 @@ def _on_admin_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCom
             fleet.open_commands[event.command_id].tries += 1
         return
     fleet.commands[event.command_id] = True
+    if event.command == AdminCommand.TRUST:
+        unreadable.acknowledge(fleet, event.target, event.command_id)
     fleet.open_commands[event.command_id] = OpenCommand(
         principal=event.principal, command=event.command, target=event.target, value=event.value
     )

@@ -177,6 +177,19 @@ async def test_an_engine_that_loses_framing_keeps_its_lifeline(desk: Desk) -> No
     assert not closed(client)
 
 
+@pytest.mark.parametrize("end", [b"", b"\x01", b"\x01\xa1x"])
+async def test_a_record_that_the_log_could_not_read_is_dropped(desk: Desk, end: bytes) -> None:
+    """In the log it would take the worker out of service."""
+    client = desk.engine()
+    malformed = b"\x93\xadengine_step/1" + end
+    assert is_step(malformed)
+    client.sendall(frame(step(1)) + frame(malformed) + frame(step(2)))
+    await settle()
+    assert desk.steps() == [1, 2]
+    assert desk.server.describe()["frames_dropped"] == 1
+    assert not closed(client)
+
+
 async def test_an_oversized_record_is_dropped_and_the_rest_continues(desk: Desk) -> None:
     client = desk.engine()
     many = tuple(RequestQueued(f"r{i}", 1, 5, bytes(1000)) for i in range(400))

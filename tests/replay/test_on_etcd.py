@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.etcd.writer.stream_writer import EtcdWriter
-from relume.events.log.codec import decode
+from relume.events.log.codec import decode_all
 from relume.events.log.interface import RevisionGroup
 from tests.etcd_server import EtcdServer, etcd_binary
 from tests.history.stage import replica_on, traffic_on, until
@@ -54,7 +56,7 @@ def of_type(groups: list[RevisionGroup], kind: type) -> list[tuple[str, object]]
         (s.stream, event)
         for g in groups
         for s in g.segments
-        for event in map(decode, s.records)
+        for event in decode_all(s.records)
         if isinstance(event, kind)
     ]
 
@@ -79,6 +81,43 @@ async def test_log_on_etcd_replays_like_any_other(etcd: EtcdServer, tmp_path: Pa
     assert await run == 0
     assert await asyncio.to_thread(main, ["replay", "--verify", "--log", str(stored)]) == 0
     assert await asyncio.to_thread(main, ["why", "q5", *asked]) == 0
+
+
+async def test_a_record_that_cannot_be_read_ends_no_replica_and_replays(
+    etcd: EtcdServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its worker gets no more requests; all others do, also of a replica that begins afterwards."""
+    config = config_for(etcd)
+    async with EtcdLog(config) as log:
+        async with Scene(64, log=log, tick_s=0.05) as scene:
+            await scene.traffic(20, "before")
+            scene.workers["w1"].tell(b"\x92\xabtelepathy/9\x01")
+            await until(lambda: all(r.fleet.unreadable for r in scene.replicas.values()))
+            await scene.stop_replica("r0")
+            await scene.start_replica("r0")
+            await scene.traffic(40, "after")
+            await scene.settled()
+    groups = (await from_etcd(config)).groups
+    routes = [d for _, d in of_type(groups, v.RouteDecided) if d.request.startswith("after")]  # type: ignore[attr-defined]
+    assert {route.worker for route in routes} == {"w0", "w2"}  # type: ignore[attr-defined]
+    excluded = {c.excluded for r in routes for c in r.candidates if c.worker == "w1"}  # type: ignore[attr-defined]
+    assert excluded == {"unreadable records"}
+    verdict = verify(groups)
+    assert verdict.divergences == []
+    assert ["telepathy/9" in line for line in verdict.unreadable] == [True]
+    capsys.readouterr()
+    asked = ["--etcd", ",".join(etcd.endpoints), "--state-dir", str(tmp_path)]
+    assert await asyncio.to_thread(main, ["replay", "--verify", *asked]) == 0
+    assert "1 record of w.w1 unreadable" in capsys.readouterr().out
+    database = tmp_path / "log.sqlite"
+    assert await asyncio.to_thread(main, ["replay", "--sqlite", str(database), *asked]) == 0
+    query = "SELECT stream, fields ->> '$.reason' FROM events WHERE type = 'unreadable_record'"
+    with closing(sqlite3.connect(database)) as opened:
+        ((stream, reason),) = opened.execute(query)
+    assert stream == "w.w1" and "telepathy/9" in reason
+    at = [*asked, "--do", "continue type unreadable_record", "--do", "events"]
+    assert await asyncio.to_thread(main, ["replay", *at]) == 0
+    assert "telepathy/9" in capsys.readouterr().out
 
 
 async def test_outage_beyond_the_leases_replays(etcd: EtcdServer) -> None:
