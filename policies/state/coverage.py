@@ -340,7 +340,7 @@ def planned_by(
     plan: v.RecoveryPlanned | v.MigrationPlanned, choice: v.RecoveryChoice | v.MigrationChoice
 ) -> Planned | None:
     """The move a plan decides for one request; None when it found no way."""
-    if choice.chosen < 0:
+    if not 0 <= choice.chosen < len(choice.options):
         return None
     option = choice.options[choice.chosen]
     if type(plan) is v.MigrationPlanned:

@@ -40,6 +40,9 @@ from relume.policies.state.lifecycles.engine_life import taken_in
 from relume.policies.state.lifecycles.worker_life import worker_of
 from relume.policies.state.overlay import receive_clock
 
+MOST_ATTEMPTS = 10_000
+"""Maximum number of attempts of a request that its end concludes; retry budgets are far smaller."""
+
 
 def apply_group(
     fleet: Fleet, group: RevisionGroup, seen: Callable[[str, int, Any], None] | None = None
@@ -293,7 +296,7 @@ def places_of(fleet: Fleet, event: v.RequestEnded) -> list[tuple[str, str]]:
     request = fleet.requests.get(event.request)
     if request is not None:
         return request.places
-    keys = [key_of(event.request, n) for n in range(1, event.attempts + 1)]
+    keys = [key_of(event.request, n) for n in range(1, min(event.attempts, MOST_ATTEMPTS) + 1)]
     return [(name, key) for name in fleet.workers for key in keys]
 
 
