@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from relume.chaos.traffic import Stream, take_event
 from tests.live.conftest import HANG_S
 
-ASKING = {"accept": "text/event-stream", "content-type": "application/json"}
+ASKING = {"x-relume-resumable": "1", "content-type": "application/json"}
 
 
 class Reader(Struct, kw_only=True):

@@ -19,6 +19,8 @@ from typing import cast
 import httptools
 import uvloop
 
+from relume.events.wire.headers import RESUMABLE
+
 PATH = "/v1/completions"
 MAX_SAMPLES = 20_000
 
@@ -94,10 +96,10 @@ def request_of(port: int, events: int, paced: bool, resumable: bool) -> bytes:
             "max_tokens": events + 1000 * paced,
         }
     ).encode()
-    accept = "text/event-stream" if resumable else "*/*"
+    asks = f"{RESUMABLE}: 1\r\n" if resumable else ""
     head = (
         f"POST {PATH} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-        f"accept: {accept}\r\nuser-agent: relume-bench\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"accept: */*\r\n{asks}user-agent: relume-bench\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 

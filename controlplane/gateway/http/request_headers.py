@@ -35,11 +35,10 @@ def require_json(request: Request) -> None:
 
 
 def wants_resumable(request: Request) -> bool:
-    """Whether the client wants a resumable stream: by Relume's header, or by an Accept header that
-    names event streams, as clients do that know event ids."""
+    """Whether the client asks for a resumable stream: by Relume's header, or with the id of an event.
+    An Accept header does not: libraries for event streams send one, and close to cancel."""
     headers = request.headers
-    named = b"text/event-stream" in headers.get(b"accept", b"").lower()
-    return named or b"last-event-id" in headers or headers.get(RESUMABLE_BYTES) == b"1"
+    return headers.get(RESUMABLE_BYTES) == b"1" or b"last-event-id" in headers
 
 
 def session_of(request: Request, tenant: str) -> str:

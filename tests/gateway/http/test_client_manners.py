@@ -220,6 +220,20 @@ async def test_client_that_leaves_stops_the_engine(rig):
         assert r.scheduler.endings()[0][:2] == ("cancelled", 499)
 
 
+async def test_an_accept_header_alone_does_not_say_that_the_client_can_return(rig):
+    async with rig(engines=1) as r:
+        r.engines[0].default = Behaviour(tokens=2000, pause_s=0.005)
+        async with r.client() as client:
+            client.send(TEXT, stream_body(), headers="accept: text/event-stream\r\n")
+            head = await client.reader.readuntil(b"\r\n\r\n")
+            await client.reader.readuntil(b"data: ")
+        assert b"x-relume-resumable" not in head.lower()
+        await until(lambda: r.engines[0].seen[0].gone)
+        await until(lambda: r.scheduler.endings())
+        assert r.scheduler.endings()[0][:2] == ("cancelled", 499)
+        assert not r.gateway._streams.open
+
+
 async def test_client_that_leaves_before_its_body_is_complete(rig):
     async with rig() as r:
         async with r.client() as client:

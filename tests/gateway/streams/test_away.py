@@ -22,7 +22,7 @@ async def left_alone(r) -> tuple[str, bytes, int]:
     r.engines[0].script.append(Behaviour(hang_at=900))
     _, writer = await asyncio.open_connection("127.0.0.1", r.gateway.port)
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    head += f"accept: text/event-stream\r\ncontent-length: {len(body)}\r\n\r\n"
+    head += f"x-relume-resumable: 1\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await until(lambda: any(r.gateway.delivered_on("w0", 3).values()))
     assert not r.gateway.away_on("w0", 3), "its client is there"

@@ -43,9 +43,7 @@ async def test_a_resumable_stream_is_handed_over_and_its_ids_continue(rig):
     async with rig() as r:
         for frames in range(12):
             r.engines[0].script.append(Behaviour(moved_after=frames, pause_s=0.001))
-            answer = await r.ask(
-                CHAT, body, headers="x-request-id: q\r\naccept: text/event-stream\r\n"
-            )
+            answer = await r.ask(CHAT, body, headers="x-request-id: q\r\nx-relume-resumable: 1\r\n")
             assert answer.complete and "x-relume-resumable" in answer.headers
             plain = re.sub(rb"id: [^\n]*\n", b"", answer.body)
             created = re.search(rb'"created":(\d+)', plain)[1].decode()

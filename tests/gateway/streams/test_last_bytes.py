@@ -20,11 +20,11 @@ from tests.gateway.streams.test_away import until
 
 TOKENS = 300
 BYTES = 1000
-ACCEPT = "accept: text/event-stream\r\n"
+RESUMABLE = "x-relume-resumable: 1\r\n"
 
 
 def post(body: bytes) -> bytes:
-    lines = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{ACCEPT}"
+    lines = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{RESUMABLE}"
     return f"{lines}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -44,7 +44,7 @@ async def test_streams_that_were_delivered_are_over_and_released(rig):
         body = chat_body()
         async with asyncio.TaskGroup() as asking:
             for _ in range(4):
-                asking.create_task(r.ask(CHAT, body, headers=ACCEPT))
+                asking.create_task(r.ask(CHAT, body, headers=RESUMABLE))
         asked = {s.headers["x-relume-request"] for s in r.engines[0].seen if s.path == CHAT}
         assert len(asked) == 4
         await until(lambda: len(r.scheduler.endings()) == 4)
@@ -57,7 +57,7 @@ async def test_a_client_with_a_new_request_has_the_last_answer(rig):
     async with rig(engines=1) as r:
         async with r.client() as client:
             for _ in range(3):
-                await client.ask(CHAT, chat_body(), headers=ACCEPT)
+                await client.ask(CHAT, chat_body(), headers=RESUMABLE)
         await until(lambda: len(r.scheduler.endings()) == 3)
         assert [entry[0] for entry in r.scheduler.log] == ["assign", "ended"] * 3
         assert not r.gateway._streams.open
@@ -121,7 +121,7 @@ async def test_a_client_returns_to_a_stream_that_another_replica_took(rig):
             adopt=lambda *given: adopted.append(given[1:]), owned=owned,
         )  # fmt: skip
         ids, _ = ids_and_data(early)
-        answer = await r.ask(CHAT, b"", headers=f"{ACCEPT}last-event-id: {ids[-1]}\r\n")
+        answer = await r.ask(CHAT, b"", headers=f"{RESUMABLE}last-event-id: {ids[-1]}\r\n")
         assert answer.status == 410
         assert adopted == [(int(ids[-1].rsplit(":", 1)[1]), 0)]
         assert not r.gateway._streams.open and not r.scheduler.endings()
@@ -138,7 +138,7 @@ async def test_a_replica_that_lags_behind_the_log_has_a_client_return_again(rig,
         await until(lambda: not r.gateway._streams.open)
         r.scheduler.returns = SimpleNamespace(known=lambda request: None, is_behind=is_behind)
         ids, _ = ids_and_data(early)
-        answer = await r.ask(CHAT, b"", headers=f"{ACCEPT}last-event-id: {ids[-1]}\r\n")
+        answer = await r.ask(CHAT, b"", headers=f"{RESUMABLE}last-event-id: {ids[-1]}\r\n")
         assert answer.status == status
         assert ("retry-after" in answer.headers) == is_behind
 
@@ -178,7 +178,7 @@ async def test_last_bytes_that_were_lost_are_had_again_where_the_stream_is_kept(
         raw = b"%b%x\r\n%b\r\n0\r\n\r\n" % (start, len(answer), answer)
         engine.script.append(Behaviour(raw=raw, before_s=4 * deliveries.LOOK_S))
         ids, data = ids_and_data(early)
-        again = f"{ACCEPT}last-event-id: {ids[-1]}\r\n"
+        again = f"{RESUMABLE}last-event-id: {ids[-1]}\r\n"
         asking = asyncio.create_task(r.ask(CHAT, b"", headers=again))
         await until(lambda: engine.seen[-1].path == "/relume/attach")
         lazy.close()
@@ -197,7 +197,7 @@ async def test_a_gateway_that_stops_records_the_answers_that_have_arrived(rig, m
     """Its next look at its connections would come too late."""
     monkeypatch.setattr(deliveries, "LOOK_S", 600.0)
     async with rig(engines=1) as r, r.client() as client:
-        assert (await client.ask(CHAT, chat_body(), headers=ACCEPT)).complete
+        assert (await client.ask(CHAT, chat_body(), headers=RESUMABLE)).complete
         assert not r.scheduler.endings()
         await r.gateway.stop()
         assert r.scheduler.endings()[0][:3] == ("completed", 200, 12)

@@ -69,7 +69,7 @@ def client_of(port: int) -> openai.AsyncOpenAI:
 
 
 def asking() -> dict[str, Any]:
-    headers = {"last-event-id": LAST_ID, "accept": "text/event-stream"}
+    headers = {"last-event-id": LAST_ID}
     return {"model": "m", "prompt": "x", "extra_headers": headers}
 
 
