@@ -49,7 +49,8 @@ class Operator:
             for replica in range(len(self._host.admins)):
                 with suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):
                     path = f"workers/{worker}/{command}"
-                    answer = await self._host.admin(path, "POST", replica)
+                    order = {"force": True} if command == "drain" else None
+                    answer = await self._host.admin(path, "POST", replica, order)
                     if answer.get("state") == "decided":
                         self.acknowledged.append((answer["command_id"], answer["principal"]))
                         return

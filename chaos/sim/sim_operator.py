@@ -79,7 +79,11 @@ class Operator:
                 continue
             name = f"{PRINCIPAL}:c{len(self._given)}"
             event = v.AdminCommanded(
-                command_id=name, principal=PRINCIPAL, command=AdminCommand(command), target=target
+                command_id=name,
+                principal=PRINCIPAL,
+                command=AdminCommand(command),
+                target=target,
+                force=command == "drain",
             )
             try:
                 position = process.context.run(replica.scheduler.emit, event)

@@ -8,10 +8,13 @@ from aiohttp import web
 from relume.controlplane.admin import settings
 from relume.controlplane.admin.commands import CommandBook
 from relume.controlplane.admin.errors import BadRequest, NotFound
-from relume.controlplane.admin.models import CommandDetail, CommandInfo, SettingChange
+from relume.controlplane.admin.models import CommandDetail, CommandInfo, DrainRequest, SettingChange
 from relume.controlplane.admin.principals import Principal
 from relume.controlplane.replica.loop import Replica
+from relume.events.vocabulary.enums import AdminCommand
 from relume.policies.leader.duties import RESIGN
+from relume.policies.state.fleet import DrainOrder
+from relume.policies.state.operator_commands import NO_ORDER
 
 
 class ChangesApi:
@@ -29,9 +32,21 @@ class ChangesApi:
             name = request.match_info["name"]
             if name not in self._replica.fleet.workers:
                 raise NotFound(f"no worker {name!r}; see /admin/v1/workers", "name")
-            return await self._submit(request, principal, command, name)
+            order = NO_ORDER
+            if command == AdminCommand.DRAIN and (body := await request.read()):
+                order = self._order_of(body)
+            return await self._submit(request, principal, command, name, order=order)
 
         return handler
+
+    def _order_of(self, body: bytes) -> DrainOrder:
+        try:
+            wanted = msgspec.json.decode(body, type=DrainRequest)
+        except msgspec.DecodeError as error:
+            form = "{reason, deadline_s, force}, each optional"
+            raise BadRequest(f"the body must be {form}, in JSON: {error}") from None
+        ticks = -int(-wanted.deadline_s // self._replica.config.tick_s)
+        return DrainOrder(reason=wanted.reason, deadline_ticks=ticks, force=wanted.force)
 
     async def set_config(self, request: web.Request, principal: Principal) -> CommandInfo:
         """PUT config."""
@@ -57,6 +72,7 @@ class ChangesApi:
         command: str,
         target: str,
         value: str = "",
+        order: DrainOrder = NO_ORDER,
     ) -> CommandInfo:
         key = request.headers.get("Idempotency-Key", "")
-        return await self._commands.submit(principal, key, command, target, value)
+        return await self._commands.submit(principal, key, command, target, value, order)

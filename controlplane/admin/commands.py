@@ -11,7 +11,7 @@ import asyncio
 import re
 import uuid
 
-from relume.controlplane.admin.errors import BadRequest, Conflict, NotFound
+from relume.controlplane.admin.errors import BadRequest, Conflict, NotFound, TooFewWorkers
 from relume.controlplane.admin.models import CommandDetail, CommandInfo, EffectInfo
 from relume.controlplane.admin.principals import Principal
 from relume.controlplane.admin.recent_events import Cursor, History
@@ -21,6 +21,9 @@ from relume.events import vocabulary as v
 from relume.events.log.entries import Entry
 from relume.events.log.errors import Compacted
 from relume.events.vocabulary.enums import AdminCommand, CommandState
+from relume.policies.leader import drain_floor
+from relume.policies.state.fleet import DrainOrder
+from relume.policies.state.operator_commands import NO_ORDER
 
 WORKER_COMMANDS = ("drain", "undrain", "restart", "hold", "release", "trust")
 MAX_COMMANDS = 2048
@@ -105,12 +108,18 @@ class CommandBook:
         return command
 
     async def submit(
-        self, principal: Principal, key: str, command: str, target: str, value: str = ""
+        self,
+        principal: Principal,
+        key: str,
+        command: str,
+        target: str,
+        value: str = "",
+        order: DrainOrder = NO_ORDER,
     ) -> CommandInfo:
         """Have a command carried out; a known key gives the known answer.
 
         Raises BadRequest (key), Conflict (key used for another command, or the leader
-        refused), Fenced, LogFull.
+        refused), TooFewWorkers (the leader refused a drain for that), Fenced, LogFull.
         """
         if key and not _KEY.fullmatch(key):
             raise BadRequest("Idempotency-Key: 1 to 128 of A-Z a-z 0-9 _ . : -", "Idempotency-Key")
@@ -121,6 +130,9 @@ class CommandBook:
             command=AdminCommand(command),
             target=target,
             value=value,
+            reason=order.reason,
+            deadline_ticks=order.deadline_ticks,
+            force=order.force,
         )
         known = await self._known(command_id)
         if known is None:
@@ -135,7 +147,8 @@ class CommandBook:
         _same(known, issued)
         info = known.info()
         if info.state == CommandState.REFUSED:
-            raise Conflict(info.message)
+            is_floor = info.message.startswith(drain_floor.TOO_FEW)
+            raise TooFewWorkers(info.message) if is_floor else Conflict(info.message)
         return info
 
     async def detail(self, command_id: str) -> CommandDetail:

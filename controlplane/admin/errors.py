@@ -46,6 +46,10 @@ class Conflict(AdminError):
     """The leader refused, or the idempotency key was used for another command."""
 
 
+class TooFewWorkers(Conflict):
+    """The leader refused a drain that leaves too few open workers of the model."""
+
+
 class TooManyFollowers(AdminError):
     """The bound on open event streams is reached."""
 
@@ -64,6 +68,7 @@ TABLE: dict[type[RelumeError], Answer] = {
     Forbidden: Answer(403, "permission_error", "forbidden"),
     NotFound: Answer(404, "not_found_error", "not_found"),
     Conflict: Answer(409, "conflict_error", "conflict"),
+    TooFewWorkers: Answer(409, "conflict_error", "too_few_workers"),
     Compacted: Answer(410, "not_found_error", "trimmed"),
     HistoryGap: Answer(410, "not_found_error", "trimmed"),
     TooManyFollowers: Answer(429, "rate_limit_error", "too_many_followers"),

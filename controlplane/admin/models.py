@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from relume.events.log import codec
 from relume.events.log.entries import Entry
@@ -24,6 +24,7 @@ from relume.policies.health.health_life import breaker_of
 from relume.policies.health.health_state import WorkerHealth
 from relume.policies.state import unreadable
 from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.state.operator_commands import NO_DRAIN
 from relume.policies.state.overlay.view import View
 
 
@@ -31,7 +32,9 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """One worker. Load counts come from the replica's view, its own dispatches included.
     `suspected` by this replica; `health` as the leader decided it for all, with its circuit
     `breaker`, the class of the failure, the evidence, and since when (0: from the beginning).
-    `unreadable`: why a record of its agent cannot be read, until an operator trusts the worker."""
+    `unreadable`: why a record of its agent cannot be read, until an operator trusts the worker.
+    `drain_reason` and `drained_by` as the drain's command says; `drain_ticks_left` until its
+    deadline (-1: it has none)."""
 
     name: str
     state: WorkerState
@@ -70,6 +73,9 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     preemptions: int
     lost_records: int
     unreadable: str
+    drain_reason: str
+    drained_by: str
+    drain_ticks_left: int
 
 
 class WorkerList(Struct, frozen=True):
@@ -295,6 +301,15 @@ class CommandInfo(Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+class DrainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of a drain. `deadline_s`: after it, running requests no longer wait for a cheap move (0:
+    no deadline). `force`: also if too few workers of the model stay open."""
+
+    reason: Annotated[str, Meta(max_length=200)] = ""
+    deadline_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    force: bool = False
+
+
 class CommandDetail(Struct, frozen=True):
     """A command and what became of its effects."""
 
@@ -375,6 +390,7 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
     prefill, requests = view.load(worker)
     suspected = worker.incarnation > 0 and view.suspect(worker.name) == worker.incarnation
     health = WorkerHealth() if isinstance(worker.health, UnsetType) else worker.health
+    drain = NO_DRAIN if isinstance(worker.drain, UnsetType) else worker.drain
     return WorkerInfo(
         name=worker.name,
         state=worker_state(worker, suspected, requests),
@@ -413,6 +429,11 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         preemptions=worker.preemptions,
         lost_records=worker.lost_records,
         unreadable=unreadable.why(view.fleet, worker.name),
+        drain_reason=drain.reason,
+        drained_by=drain.principal,
+        drain_ticks_left=max(drain.deadline_tick - view.fleet.tick, 0)
+        if drain.deadline_tick >= 0
+        else -1,
     )
 
 

@@ -76,7 +76,10 @@ def _operation(route: Route) -> dict[str, Any]:
             for p in route.params
         ]
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _json(_ref(route.body))}
+        operation["requestBody"] = {
+            "required": route.body_required,
+            "content": _json(_ref(route.body)),
+        }
     statuses = list(route.statuses)
     if route.role != PUBLIC:
         operation["security"] = [{"token": []}]

@@ -46,6 +46,7 @@ class Route(Struct, frozen=True, kw_only=True):
     text: str = ""
     params: tuple[Param, ...] = ()
     body: type | None = None
+    body_required: bool = True
     statuses: tuple[int, ...] = ()
 
     @property
@@ -251,6 +252,8 @@ def routes(
             summary=SUMMARIES[command],
             answer=m.CommandInfo,
             params=(_NAME, _KEY),
+            body=m.DrainRequest if command == "drain" else None,
+            body_required=False,
             statuses=(202, 400, 404, 409, 503),
         )
         for command in WORKER_COMMANDS

@@ -107,6 +107,21 @@ def drain(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="wait until the worker is empty, up to this maximum time (%(const)s)",
     )
+    parser.add_argument(
+        "--reason", default="", help="why, for `relume workers`, `relume why` and the log"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="then move what can continue elsewhere, however long the pause (default: no deadline)",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also if fewer than migration.drain_floor workers of the model stay open",
+    )
     one_worker(parser)
 
 

@@ -13,7 +13,8 @@ POLL_S = 0.5
 
 def drain(args: argparse.Namespace) -> int:
     """Drain a worker; with --wait return when nothing is left on it (exit 1: something is)."""
-    code = change(args)
+    order = {"reason": args.reason, "deadline_s": args.deadline, "force": args.force}
+    code = change(args, {name: value for name, value in order.items() if value} or None)
     if code or args.wait is None:
         return code
     return _wait(AdminClient.find(args), args.worker, args.wait)

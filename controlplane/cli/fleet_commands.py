@@ -88,7 +88,22 @@ def _note(worker: dict[str, Any]) -> str:
         return "held"
     if worker["unreadable"]:
         return f"no requests: {worker['unreadable']}"
+    if worker["draining"] and (drain := _drain(worker)):
+        return drain
     return _health(worker) if worker["health"] not in ("healthy", "draining") else ""
+
+
+def _drain(worker: dict[str, Any]) -> str:
+    """Why a worker drains, by whose command, and how long its requests may wait; mostly empty."""
+    if not worker.get("drained_by"):  # also of a replica of an earlier build
+        return ""
+    left = worker["drain_ticks_left"]
+    parts = [f"drained by {worker['drained_by']}"]
+    if worker["drain_reason"]:
+        parts.append(worker["drain_reason"])
+    if left >= 0:
+        parts.append(f"deadline in {left} ticks" if left else "its deadline is over")
+    return ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
 
 
 def _health(worker: dict[str, Any]) -> str:
@@ -150,10 +165,10 @@ _API_COMMANDS = {"disable-restart": "hold", "enable-restart": "release"}
 """Commands that the admin API and the log know by another name."""
 
 
-def change(args: argparse.Namespace) -> int:
+def change(args: argparse.Namespace, body: Any = None) -> int:
     """Drain, undrain, restart or trust a worker, or disable or enable its engine's restart."""
     command = _API_COMMANDS.get(args.command, args.command)
-    done = AdminClient.find(args).post(f"workers/{args.worker}/{command}")
+    done = AdminClient.find(args).post(f"workers/{args.worker}/{command}", body)
     _print_command(args, done)
     return 0
 

@@ -135,6 +135,8 @@ For older ones name the archive of the log with --log.""",
         "relume.controlplane.cli.arguments:drain",
         "relume.controlplane.cli.drain:drain",
         """
+  relume drain w0 --reason "new driver" --deadline 120   move all that can after two minutes
+  relume drain w0 --force            although no other worker of its model is open
   relume drain w0 --wait 60          return when nothing runs there and nothing is held there;
                                      what cannot move ends there, and where its client stays
                                      away no later than --resume-grace-s of the replicas

@@ -345,6 +345,18 @@ def _plan(event: v.RecoveryPlanned) -> list[str]:
     return lines
 
 
+def _commanded(event: v.AdminCommanded) -> list[str]:
+    value = f" {event.value}" if event.value else ""
+    lines = [f"{event.principal}: {event.command} {event.target}{value}"]
+    if event.reason:
+        lines[0] += f" ({event.reason})"
+    if event.deadline_ticks:
+        lines[0] += f", deadline {_count(event.deadline_ticks, 'tick')}"
+    if event.force:
+        lines[0] += ", forced"
+    return lines
+
+
 def _migration(event: v.MigrationPlanned) -> list[str]:
     basis = f"basis ({event.basis.revision}, {event.basis.position})"
     why = (
@@ -469,6 +481,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.RequestHeld: _held,
     v.RequestShed: _shed,
     v.ClientReturned: _returned,
+    v.AdminCommanded: _commanded,
     v.StallJudged: _judged,
     v.StreamJudged: _stream_judged,
     v.RequestQueued: lambda e: [f"the engine took attempt {e.attempt}: {e.prompt_tokens} tokens"],

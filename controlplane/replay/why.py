@@ -21,7 +21,7 @@ from relume.events.log import codec
 from relume.events.log.entries import Entry, entries
 from relume.events.log.errors import LogError
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import Exclusion, RouteCause, TransportKind
+from relume.events.vocabulary.enums import AdminCommand, Exclusion, RouteCause, TransportKind
 
 RESPONSE_PREFIXES = ("cmpl-", "chatcmpl-")
 """vLLM puts these before the x-request-id in its responses."""
@@ -121,6 +121,8 @@ class _Collector:
         self._cut: set[tuple[str, int]] = set()
         self._health: dict[str, Step] = {}
         """The latest decision about each worker's health, unless the chain has it."""
+        self._drains: dict[str, Step] = {}
+        """The latest command to drain each worker, unless the chain has it."""
         self._owner = ""
         self._journal: dict[int, Step] = {}
         self._first = FirstTokens(self._why.first_tokens_us)
@@ -138,6 +140,8 @@ class _Collector:
             self._health[event.worker] = Step(entry, event)
             if self._why.ended is None and self._befell(event):
                 self._why.steps.append(self._health.pop(event.worker))
+        elif kind is v.AdminCommanded:
+            self._commanded(entry, event)
         elif kind is v.GroupsReceived:
             self._first.received(entry.stream, event)
         elif kind in OF_REQUEST:
@@ -148,12 +152,23 @@ class _Collector:
                 self._add(entry, event)
         elif kind is v.RecoveryPlanned or kind is v.MigrationPlanned:
             if any(c.request == self._why.request for c in event.choices):
+                self._say_why_drained(event.worker)
                 self._add(entry, _only(event, self._why))
         elif self._why.ended is None and self._befell(event):
             self._add(entry, event)
 
     def _add(self, entry: Entry, event: Any) -> None:
         self._why.steps.append(Step(entry, event))
+
+    def _commanded(self, entry: Entry, event: v.AdminCommanded) -> None:
+        if event.command == AdminCommand.DRAIN:
+            self._drains[event.target] = Step(entry, event)
+        elif event.command == AdminCommand.UNDRAIN:
+            self._drains.pop(event.target, None)
+
+    def _say_why_drained(self, worker: str) -> None:
+        if worker in self._drains:
+            self._why.steps.append(self._drains.pop(worker))
 
     def _of_request(self, entry: Entry, event: Any) -> None:
         found = self._why
@@ -167,6 +182,8 @@ class _Collector:
             self._first.decided(entry.stream, event)
             self._journal.pop(event.attempt, None)
             for candidate in event.candidates:
+                if candidate.excluded == Exclusion.DRAINING:
+                    self._say_why_drained(candidate.worker)
                 if candidate.excluded in _BY_HEALTH and candidate.worker in self._health:
                     found.steps.append(self._health.pop(candidate.worker))
             if event.worker:

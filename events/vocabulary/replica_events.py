@@ -379,3 +379,10 @@ class AdminCommanded(Event, frozen=True, tag="admin_commanded/1", kw_only=True):
     """A worker, a setting, or the leader."""
     value: str = ""
     """The new value."""
+    reason: str = ""
+    """Of a drain: why, in the operator's words."""
+    deadline_ticks: int = 0
+    """Of a drain: ticks after which running requests no longer wait for a cheap move; 0: no
+    deadline."""
+    force: bool = False
+    """Of a drain: also if fewer workers stay open than `migration.drain_floor`."""

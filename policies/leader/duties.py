@@ -26,6 +26,7 @@ from relume.policies.crosscheck import disputes
 from relume.policies.health import canary_evidence, cross_check_evidence, evidence
 from relume.policies.health.health_life import is_quarantined
 from relume.policies.health.judgement import LeaderSettings
+from relume.policies.leader import drain_floor
 from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.state import coverage, unreadable
 from relume.policies.state.fleet import Fleet, OpenCommand, Request, Unheard, Worker
@@ -172,6 +173,8 @@ def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[An
         return [_decided(fleet, command_id, command, ())]  # what follows is decided with it
     if worker is None or command.command not in AGENT_COMMANDS:
         return _refused(command_id, f"nothing to {command.command}: {command.target}")
+    if command.command == AdminCommand.DRAIN and (why := drain_floor.refusal(fleet, command_id)):
+        return _refused(command_id, why)
     incarnation = worker.incarnation if command.command == AdminCommand.RESTART else 0
     effect = v.Effect(EffectKind(command.command), worker.name, incarnation, command.value)
     return [_decided(fleet, command_id, command, (effect,))]

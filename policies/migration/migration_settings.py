@@ -14,7 +14,8 @@ PREFIX = "migration."
 
 
 class MigrationConfig(Struct, frozen=True, kw_only=True):
-    """When running requests migrate. A drain moves each request once a holder has caught up.
+    """When running requests migrate. A drain moves each request once a holder has caught up,
+    and is refused if fewer than `drain_floor` workers stay open.
     A worker is overloaded when it has had at least `gap` requests more than another worker for
     `ticks`; then at most `at_once` requests leave it, each only if its gain exceeds its pause by
     `margin_percent`. The workers are then not examined for `cool_ticks`, and a request that moved,
@@ -43,6 +44,15 @@ class MigrationConfig(Struct, frozen=True, kw_only=True):
             "Drain: missing KV blocks up to which a holder counts as caught up", ge=0, le=1 << 20
         ),
     ] = 4
+    drain_floor: Annotated[
+        int,
+        option(
+            "Drain: minimum number of other workers of the model that are open for requests; with "
+            "fewer, a drain is refused unless it is forced (0: never refused)",
+            ge=0,
+            le=10_000,
+        ),
+    ] = 1
     gap: Annotated[
         int,
         option("Overload: requests more than another worker has", ge=2, le=1 << 20),
@@ -84,7 +94,9 @@ class MigrationConfig(Struct, frozen=True, kw_only=True):
 
 
 SETTINGS = RecordedSettings(
-    PREFIX, MigrationConfig, unrecorded=MigrationConfig(dwell_ticks=0, trust_percent=0)
+    PREFIX,
+    MigrationConfig,
+    unrecorded=MigrationConfig(dwell_ticks=0, trust_percent=0, drain_floor=0),
 )
 LIMITS = SETTINGS.limits
 settings_of, config_of = SETTINGS.recorded, SETTINGS.config_of

@@ -6,7 +6,8 @@ ones. The cost of what follows is added: the tokens a request is still expected 
 token takes there with one request more, and here as it is.
 
 - `drain`: what can be moved with a short pause leaves. A request whose holders lag waits for them
-for some ticks, since their lag would be computed again.
+for some ticks, since their lag would be computed again. After the operator's deadline nothing
+waits, and no pause is too long.
 - `imbalance`: a worker that has had too many more requests than another for long gives some
   away, the ones with most to come first, each only while that gains more than its pause
   costs. Enough leave to make the two equal, never more, so a move cannot call for its own
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from relume.events.vocabulary import MigrationChoice, RecoveryOption
 from relume.events.vocabulary.enums import EnginePhase, Exclusion, MigrationCause, Tier
@@ -208,12 +209,23 @@ class _Drain(_MigrationPlanner):
     def waits(self, request: Running) -> str:
         if (lag := self._lag(request)) < 0:
             return "not begun"
+        if self._is_overdue():
+            return ""
         waited = self.view.fleet.tick - self.source.drained_tick
         slack = self.config.slack_blocks * self.source.block_size
         return "catching up" if lag > slack and waited < self.config.wait_ticks else ""
 
     def refuses(self, option: RecoveryOption, stay_us: int, go_us: int) -> str:
+        if self._is_overdue():
+            return ""
         return "too long a pause" if option.done_us > 1000 * self.config.pause_ms else ""
+
+    def _is_overdue(self) -> bool:
+        """Whether the operator's deadline is over: then what can move does, at any pause."""
+        drain = self.source.drain
+        if isinstance(drain, UnsetType) or drain.deadline_tick < 0:
+            return False
+        return self.view.fleet.tick >= drain.deadline_tick
 
 
 class _Imbalance(_MigrationPlanner):

@@ -87,6 +87,15 @@ class UnreadableRecords(Struct, kw_only=True):
     command: str = ""
 
 
+class Drain(Struct, kw_only=True):
+    """Why a worker drains, and until which tick its requests may wait for a cheap move (-1: no
+    deadline)."""
+
+    principal: str
+    reason: str
+    deadline_tick: int
+
+
 class Worker(Struct, kw_only=True):
     """One worker, from the log. Engine states: none, starting, ready, dead.
 
@@ -184,6 +193,7 @@ class Worker(Struct, kw_only=True):
     pace: StepPace | UnsetType = UNSET
     canary: CanaryRecord | UnsetType = UNSET
     checks: CheckRecord | UnsetType = UNSET
+    drain: Drain | UnsetType = UNSET
 
 
 class Request(Struct, kw_only=True):
@@ -336,15 +346,24 @@ class Holder(Struct, kw_only=True):
     figures: dict[str, int] = field(default_factory=dict)
 
 
+class DrainOrder(Struct, kw_only=True):
+    """What an operator said with the command to drain a worker: see `AdminCommanded`."""
+
+    reason: str
+    deadline_ticks: int
+    force: bool
+
+
 class OpenCommand(Struct, kw_only=True):
     """An operator's command that the leader has not carried out yet; `tries`: how often it was
-    tried."""
+    tried. `drain`: only if there is more to say than the command."""
 
     principal: str
     command: AdminCommand
     target: str
     value: str
     tries: int = field(default=1, name="asked")
+    drain: DrainOrder | UnsetType = UNSET
 
 
 class PendingEffect(Struct, kw_only=True):

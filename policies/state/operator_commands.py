@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AdminCommand, EffectKind
 from relume.policies.state import unreadable
-from relume.policies.state.fleet import Fleet, OpenCommand, PendingEffect
+from relume.policies.state.fleet import Drain, DrainOrder, Fleet, OpenCommand, PendingEffect
 
 COMMANDS = 10_000
 """Number of admin command ids stored, to make a resend a no-op (I16)."""
+
+NO_DRAIN = Drain(principal="", reason="", deadline_tick=-1)
+"""What is known of the drain of a command that says nothing more."""
+NO_ORDER = DrainOrder(reason="", deadline_ticks=0, force=False)
+"""A command that says nothing more, as those of earlier builds."""
 
 _TARGETS = {"hold": "held", "release": "held", "drain": "draining", "undrain": "draining"}
 
@@ -26,7 +33,7 @@ def _on_effects_decided(fleet: Fleet, stream: str, epoch: int, event: v.EffectsD
         if pending := fleet.pending_effects.get(f"{event.decision}#{event.again}"):
             pending.due = False
         return
-    fleet.open_commands.pop(event.decision, None)
+    command = fleet.open_commands.pop(event.decision, None)
     for index, effect in enumerate(event.effects):
         _supersede(fleet, effect)
         key = f"{event.decision}#{index}"
@@ -39,8 +46,16 @@ def _on_effects_decided(fleet: Fleet, stream: str, epoch: int, event: v.EffectsD
         if effect.kind in (EffectKind.DRAIN, EffectKind.UNDRAIN):
             worker.draining = effect.kind == EffectKind.DRAIN
             worker.drained_tick = fleet.tick if worker.draining else -1
+            worker.drain = _drain_of(fleet, command) if worker.draining else UNSET
         elif effect.kind in (EffectKind.HOLD, EffectKind.RELEASE):
             worker.held = effect.kind == EffectKind.HOLD
+
+
+def _drain_of(fleet: Fleet, command: OpenCommand | None) -> Drain | UnsetType:
+    if command is None or isinstance(order := command.drain, UnsetType):
+        return UNSET
+    deadline_tick = fleet.tick + order.deadline_ticks if order.deadline_ticks > 0 else -1
+    return Drain(principal=command.principal, reason=order.reason, deadline_tick=deadline_tick)
 
 
 def _supersede(fleet: Fleet, effect: v.Effect) -> None:
@@ -70,8 +85,13 @@ def _on_admin_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCom
     fleet.commands[event.command_id] = True
     if event.command == AdminCommand.TRUST:
         unreadable.acknowledge(fleet, event.target, event.command_id)
+    order = DrainOrder(reason=event.reason, deadline_ticks=event.deadline_ticks, force=event.force)
     fleet.open_commands[event.command_id] = OpenCommand(
-        principal=event.principal, command=event.command, target=event.target, value=event.value
+        principal=event.principal,
+        command=event.command,
+        target=event.target,
+        value=event.value,
+        drain=order if order != NO_ORDER else UNSET,
     )
     while len(fleet.commands) > COMMANDS:
         del fleet.commands[next(iter(fleet.commands))]

@@ -15,6 +15,7 @@ from tests.admin.scene import ADMIN, OPERATOR, VIEWER, Scene
 async def test_each_role_may_do_its_own_and_what_is_below():
     async with Scene() as scene:
         await scene.worker("w0")
+        await scene.worker("w1")
         change = {"key": "stall.factor", "value": 9}
         for token, read, drain, config in (
             ("", 401, 401, 401),
@@ -57,6 +58,7 @@ async def test_listening_beyond_loopback_needs_tokens():
 async def test_without_tokens_loopback_callers_are_local_and_web_pages_are_refused():
     async with Scene(admin_tokens={}) as scene:
         await scene.worker("w0")
+        await scene.worker("w1")
         status, answer = await scene.call("workers/w0/drain", "POST", token="")
         assert status == 200 and answer["principal"] == "local"
         rebound = {"Host": "evil.example:80"}

@@ -25,6 +25,7 @@ def logged(scene: Scene, kind: type) -> list:
 async def test_drain_is_decided_by_the_leader_and_names_its_principal():
     async with Scene() as scene:
         await scene.worker("w0")
+        await scene.worker("w1")
         status, answer = await scene.call("workers/w0/drain", "POST", OPERATOR)
         assert status == 200 and answer["state"] == "decided" and answer["principal"] == "olga"
         assert scene.replica.fleet.workers["w0"].draining
@@ -34,6 +35,33 @@ async def test_drain_is_decided_by_the_leader_and_names_its_principal():
         assert worker["state"] == "drained"
         await scene.call("workers/w0/undrain", "POST", OPERATOR)
         assert not scene.replica.fleet.workers["w0"].draining
+
+
+async def test_a_drain_that_leaves_too_few_workers_is_a_conflict_with_its_code():
+    async with Scene() as scene:
+        await scene.worker("w0")
+        await scene.worker("w1", model="other")
+        status, answer = await scene.call("workers/w0/drain", "POST")
+        assert (status, answer["error"]["code"]) == (409, "too_few_workers")
+        assert "force" in answer["error"]["message"]
+        status, _ = await scene.call("workers/w0/drain", "POST", json={"force": True})
+        assert status == 200 and scene.replica.fleet.workers["w0"].draining
+        for wrong in ({"forced": True}, {"deadline_s": -1}, {"reason": "x" * 201}, []):
+            status, answer = await scene.call("workers/w0/drain", "POST", json=wrong)
+            assert (status, answer["error"]["code"]) == (400, "bad_request")
+
+
+async def test_the_log_has_reason_and_deadline_of_a_drain():
+    async with Scene() as scene:
+        await scene.worker("w0")
+        await scene.worker("w1")
+        order = {"reason": "new driver", "deadline_s": 0.5}
+        await scene.call("workers/w0/drain", "POST", OPERATOR, headers=KEY, json=order)
+        (commanded,) = logged(scene, v.AdminCommanded)
+        assert (commanded.reason, commanded.deadline_ticks) == ("new driver", 3)
+        assert not commanded.force
+        status, answer = await scene.call("workers/w0/drain", "POST", OPERATOR, headers=KEY)
+        assert status == 409 and answer["error"]["param"] == "Idempotency-Key"
 
 
 async def test_a_resent_change_gets_the_same_answer_and_happens_once():
@@ -61,6 +89,7 @@ async def test_the_same_key_at_once_happens_once():
 async def test_a_key_used_for_another_change_is_a_conflict():
     async with Scene() as scene:
         await scene.worker("w0")
+        await scene.worker("w1")
         await scene.call("workers/w0/drain", "POST", headers=KEY)
         status, answer = await scene.call("workers/w0/undrain", "POST", headers=KEY)
         assert status == 409 and answer["error"]["param"] == "Idempotency-Key"
@@ -74,6 +103,7 @@ async def test_a_key_used_for_another_change_is_a_conflict():
 async def test_a_resent_change_is_known_to_another_replica_that_started_later():
     async with Scene(name="r1") as first:
         await first.worker("w0")
+        await first.worker("w1")
         before = await first.call("workers/w0/drain", "POST", headers=KEY)
         async with Scene(first.log, name="r2", lead=False) as second:
             again = await second.call("workers/w0/drain", "POST", headers=KEY)
@@ -86,6 +116,7 @@ async def test_a_resent_change_is_known_to_another_replica_that_started_later():
 async def test_without_a_leader_a_change_is_accepted_and_carried_out_later():
     async with Scene(lead=False) as scene:
         await scene.worker("w0")
+        await scene.worker("w1")
         scene.admin.commands._wait_s = 0.05
         status, answer = await scene.call("workers/w0/drain", "POST", headers=KEY)
         assert status == 202 and answer["state"] == "accepted"

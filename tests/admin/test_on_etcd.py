@@ -28,6 +28,7 @@ async def test_changes_history_and_resend_on_etcd(tmp_path):
         async with EtcdLog(config) as log:
             async with Scene(log, name="r1") as first:
                 await first.worker("w0")
+                await first.worker("w1")
                 await first.serve_request("old-1")
                 before = await first.call("workers/w0/drain", "POST", headers=key)
                 assert before[0] == 200 and before[1]["state"] == "decided"

@@ -78,6 +78,7 @@ async def test_every_route_is_described_and_every_description_is_a_route():
 async def test_answers_have_the_described_shape():
     async with Scene() as scene:
         await scene.worker("w0")
+        await scene.worker("w1")
         await scene.serve_request("req-1")
         _, command = await scene.call("workers/w0/drain", "POST")
         _, document = await scene.call("openapi.json")

@@ -75,6 +75,7 @@ async def test_who_is_not_quarantined_cannot_be_trusted(relume):
 async def test_a_change_is_printed_with_its_revision(relume):
     async with Scene() as scene:
         await scene.worker("w0")
+        await scene.worker("w1")
         code, out, _ = await relume(scene, "drain", "w0")
         assert code == 0 and "decided at revision" in out
         assert scene.replica.fleet.workers["w0"].draining
@@ -104,12 +105,44 @@ async def test_drain_waits_for_what_is_left_and_no_longer_than_told(relume):
             )
         )
         assert scheduler.assign("req-1", "arrival", 0) is not None
-        code, out, _ = await relume(scene, "drain", "w0", "--wait", "0.2")
+        code, out, _ = await relume(scene, "drain", "w0", "--force", "--wait", "0.2")
         assert code == 1 and "1 requests run there" in out and "not empty after 0.2 s" in out
         waiting = asyncio.create_task(relume(scene, "drain", "w0", "--wait", "30"))
         scheduler.ended("req-1", "completed", 200, 7, "length")
         code, out, _ = await waiting
         assert code == 0 and out.endswith("w0 is empty\n")
+
+
+async def test_a_drain_of_the_last_open_worker_is_refused_unless_it_is_forced(relume):
+    async with Scene() as scene:
+        await scene.worker("w0")
+        code, _, err = await relume(scene, "drain", "w0")
+        assert code == 4 and err.count("\n") == 1
+        assert "0 of model tiny would be open" in err and "--force" in err
+        assert not scene.replica.fleet.workers["w0"].draining
+        code, out, _ = await relume(scene, "drain", "w0", "--force")
+        assert code == 0 and "decided at revision" in out
+        assert scene.replica.fleet.workers["w0"].draining
+
+
+async def test_workers_say_why_one_drains_and_until_when(relume):
+    async with Scene() as scene:
+        await scene.worker("w0")
+        await scene.worker("w1")
+        given = ("--reason", "new driver", "--deadline", "60")
+        code, _, _ = await relume(scene, "drain", "w0", *given)
+        assert code == 0
+        _, out, _ = await relume(scene, "workers")
+        assert "drained by ada: new driver; deadline in " in out and "drained by" in out
+        _, out, _ = await relume(scene, "events", "--type", "admin_commanded")
+        assert "reason=new driver deadline_ticks=300" in out
+        _, out, _ = await relume(scene, "workers", "--json")
+        (w0, w1) = json.loads(out)["workers"]
+        assert 200 < w0["drain_ticks_left"] <= 300 and w1["drain_ticks_left"] == -1
+        assert (w0["drain_reason"], w0["drained_by"], w1["drained_by"]) == ("new driver", "ada", "")
+        await relume(scene, "undrain", "w0")
+        _, out, _ = await relume(scene, "workers")
+        assert "new driver" not in out
 
 
 async def told_until(writer, heard: asyncio.Future):

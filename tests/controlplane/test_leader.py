@@ -33,7 +33,7 @@ async def test_what_found_no_room_is_owed_by_the_next_leader(
     monkeypatch.setattr(MemoryWriter, "append", full_for_effects)
     async with Scene(81, workers=1, replicas=1) as scene:
         command = v.AdminCommanded(
-            command_id="r0.1", principal="someone", command="drain", target="w0"
+            command_id="r0.1", principal="someone", command="drain", target="w0", force=True
         )
         scene.replicas["r0"].scheduler.emit(command)
         await scene.until(lambda: of_fleet(scene.log, v.EffectsDecided))

@@ -19,7 +19,9 @@ from tests.controlplane.test_leader import of_fleet
 from tests.policies.story import Story
 from tests.replay.scene import Scene
 
-DRAIN = v.AdminCommanded(command_id="r1.1", principal="someone", command="drain", target="w0")
+DRAIN = v.AdminCommanded(
+    command_id="r1.1", principal="someone", command="drain", target="w0", force=True
+)
 
 
 async def test_a_leader_acts_from_its_own_election_on_and_not_from_that_of_a_former_life() -> None:

@@ -233,7 +233,8 @@ class Scene:
 
     async def drain(self, name: str, command: str = "drain") -> None:
         """Tell the fleet to give worker `name` nothing new (`undrain`: to go on)."""
-        answer = await self.fleet.admin(f"workers/{name}/{command}", "POST")
+        order = {"force": True} if command == "drain" else None
+        answer = await self.fleet.admin(f"workers/{name}/{command}", "POST", body=order)
         assert answer.get("state") == "decided", answer
 
     async def log(self) -> list[RevisionGroup]:

@@ -9,6 +9,7 @@ import msgspec
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Tier
 from relume.policies.checkpoints.checkpoint_settings import settings_of as checkpoint_settings
+from relume.policies.leader.duties import step
 from relume.policies.migration import moves
 from relume.policies.migration.migration_settings import (
     MigrationConfig,
@@ -147,6 +148,41 @@ def test_a_pause_that_is_too_long_is_not_made() -> None:
     story.tell("fleet", v.ConfigChanged("migration.pause_ms", "60000", "c"))
     (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("q1"))
     assert choice.options[choice.chosen].kind == "recompute"
+
+
+def ordered_drain(story: Story, deadline_ticks: int) -> None:
+    command = v.AdminCommanded(
+        command_id="ann:1",
+        principal="ann",
+        command="drain",
+        target="w0",
+        reason="new driver",
+        deadline_ticks=deadline_ticks,
+    )
+    story.tell("r.r0", command)
+    story.tell("fleet", *step(story.fleet, command))
+    assert story.fleet.workers["w0"].draining
+
+
+def test_after_the_operators_deadline_what_can_move_does_at_any_pause() -> None:
+    story = fleet_of(prefill_ns=100_000_000)
+    running(story, "lags", blocks=5)
+    running(story, "unheld", blocks=0)
+    ordered_drain(story, 8)
+    for ticks, reasons in ((0, ["catching up"] * 2), (7, ["too long a pause"] * 2), (1, ["", ""])):
+        story.healthy_ticks(ticks)
+        choices = moves.plan(view_of(story), "drain", "w0", 1, asked("lags", "unheld"))
+        assert [c.reason for c in choices] == reasons
+    assert all(c.chosen >= 0 for c in choices)
+    undrained = v.Effect("undrain", "w0")
+    story.tell(
+        "fleet",
+        v.EffectsDecided(decision="u", basis=BASIS, cause="", effects=(undrained,)),
+    )
+    drain(story)
+    story.healthy_ticks(20)
+    (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("unheld"))
+    assert choice.reason == "too long a pause", "the earlier drain's deadline holds no longer"
 
 
 def test_without_another_open_worker_all_stays() -> None:

@@ -156,6 +156,7 @@ class _Pseudonyms:
                 event,
                 command_id=self.of("command", event.command_id),
                 principal=self.of("principal", event.principal),
+                reason=self.of("reason", event.reason),
             )
         if kind in (v.EffectsDecided, v.ConfigChanged, v.EffectApplied):
             changed = replace(event, decision=self._decision(event.decision))
@@ -176,6 +177,8 @@ class _Pseudonyms:
         }
         for command in fleet.open_commands.values():
             command.principal = self.of("principal", command.principal)
+            if not isinstance(order := command.drain, UnsetType):
+                order.reason = self.of("reason", order.reason)
         fleet.open_commands = {
             self.of("command", name): command for name, command in fleet.open_commands.items()
         }
@@ -188,6 +191,9 @@ class _Pseudonyms:
                 health.evidence = self._evidence(health.evidence)
                 if not isinstance(health.released_by, UnsetType):
                     health.released_by = self.of("principal", health.released_by)
+            if not isinstance(drain := worker.drain, UnsetType):
+                drain.principal = self.of("principal", drain.principal)
+                drain.reason = self.of("reason", drain.reason)
             cached = worker.cached
             cached.marks = dict.fromkeys(map(self._mark, cached.marks))
             cached.expected = {key: self._prefix(p) for key, p in cached.expected.items()}

@@ -85,7 +85,8 @@ async def _drained(scene: Scene, worker: dict[str, Any], away: Reader) -> list[A
 
     victim = Victim(scene, worker)
     await victim.run_until(covered)
-    command = ["-m", "relume.controlplane.cli.relume_command", "drain", "w0", "--wait", "240"]
+    command = ["-m", "relume.controlplane.cli.relume_command", "drain", "w0", "--force"]
+    command += ["--wait", "240"]
     environ = {**os.environ, "RELUME_ADMIN_TOKEN": scene.fleet.admin_token}
     drain = await asyncio.create_subprocess_exec(
         sys.executable, *command, "--admin", scene.fleet.admins[0],

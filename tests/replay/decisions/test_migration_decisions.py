@@ -33,6 +33,8 @@ async def commanded(scene: Scene, command: str, worker: str) -> None:
             principal="olga",
             command=command,
             target=worker,
+            reason="new driver" if command == "drain" else "",
+            force=command == "drain",
         )
     )
     fleet = next(iter(scene.replicas.values())).fleet
@@ -136,6 +138,7 @@ def test_why_tells_of_a_move(groups: list[RevisionGroup]) -> None:
     found = why(groups, moved(groups)[0].request)
     assert found is not None
     text = "\n".join(lines_of(found))
+    assert "olga: drain w0 (new driver)" in text and text.count("new driver") == 1
     assert "drains: " in text and "tokens to migrate to w" in text
     assert "handed it over after" in text and "because of moved (mode continue" in text
     plans = [s.event for s in found.steps if type(s.event) is v.MigrationPlanned]
