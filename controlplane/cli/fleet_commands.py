@@ -5,9 +5,17 @@ from __future__ import annotations
 import argparse
 import time
 from typing import Any
+from urllib.parse import quote
 
-from relume.controlplane.cli.admin_client import EXIT_NO, AdminClient
+from relume.controlplane.cli.admin_client import EXIT_NO, EXIT_REFUSED, AdminClient, CliError
 from relume.controlplane.cli.output import milliseconds, print_json, print_table
+from relume.events.vocabulary.enums import CommandState
+
+ANSWER_S = 5.0
+"""Maximum time a restart waits for the answer of the worker's agent."""
+POLL_S = 0.2
+PENDING, REFUSED = "pending", "refused: "
+"""Outcomes of an effect: not answered yet, and how a refusal begins."""
 
 
 def status(args: argparse.Namespace) -> int:
@@ -166,11 +174,43 @@ _API_COMMANDS = {"disable-restart": "hold", "enable-restart": "release"}
 
 
 def change(args: argparse.Namespace, body: Any = None) -> int:
-    """Drain, undrain, restart or trust a worker, or disable or enable its engine's restart."""
+    """Drain, undrain or trust a worker, or disable or enable its engine's restart."""
     command = _API_COMMANDS.get(args.command, args.command)
     done = AdminClient.find(args).post(f"workers/{args.worker}/{command}", body)
     _print_command(args, done)
     return 0
+
+
+def restart(args: argparse.Namespace) -> int:
+    """Restart a worker's engine, and wait until its agent has answered. Raises CliError if the agent
+    refuses."""
+    client = AdminClient.find(args)
+    done = client.post(f"workers/{args.worker}/restart")
+    outcome = _outcome(client, done) if done["state"] == CommandState.DECIDED else PENDING
+    if outcome.startswith(REFUSED):
+        why = outcome.removeprefix(REFUSED)
+        worker = client.get(f"workers/{args.worker}")
+        remedy = f"; `relume enable-restart {args.worker}` enables it" if worker["held"] else ""
+        raise CliError(f"the agent of {args.worker} refused: {why}{remedy}", EXIT_REFUSED)
+    if args.json:
+        print_json({**done, "outcome": outcome})
+        return 0
+    _print_command(args, done)
+    if outcome == PENDING:
+        print(f"{args.worker}: its agent has not answered yet; it will when it is back")
+    return 0
+
+
+def _outcome(client: AdminClient, done: dict[str, Any]) -> str:
+    """What the worker's agent answered to a decided command, within ANSWER_S."""
+    deadline = time.monotonic() + ANSWER_S
+    path = f"commands/{quote(done['command_id'], safe='')}"
+    while True:
+        effects = client.get(path)["effects"]
+        outcome = effects[0]["outcome"] if effects else PENDING
+        if outcome != PENDING or time.monotonic() >= deadline:
+            return outcome
+        time.sleep(POLL_S)
 
 
 def _print_command(args: argparse.Namespace, done: dict[str, Any]) -> None:

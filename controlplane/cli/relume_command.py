@@ -152,7 +152,7 @@ For older ones name the archive of the log with --log.""",
     "restart": Command(
         "restart a worker's engine; its streams continue on other workers",
         "relume.controlplane.cli.arguments:one_worker",
-        "relume.controlplane.cli.fleet_commands:change",
+        "relume.controlplane.cli.fleet_commands:restart",
         """
   relume drain w0 --wait && relume restart w0 && relume undrain w0   without a client noticing""",
     ),

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from relume.controlplane.cli import fleet_commands
 from relume.controlplane.cli.relume_command import COMMANDS, main
 from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
@@ -63,6 +64,42 @@ async def test_restart_is_disabled_and_enabled_also_by_the_former_names(relume, 
         assert scene.replica.fleet.workers["w0"].held
         code, _, _ = await relume(scene, enable, "w0")
         assert code == 0 and not scene.replica.fleet.workers["w0"].held
+
+
+async def restart(relume, scene, outcome: str, *more: str):
+    """`relume restart w0`, with what its agent answers."""
+    writer = scene.worker_writers["w0"]
+    restarting = asyncio.create_task(relume(scene, "restart", "w0", *more))
+    await scene.until(
+        lambda: any(
+            p.effect.kind == "restart" for p in scene.replica.fleet.pending_effects.values()
+        )
+    )
+    (pending,) = scene.replica.fleet.pending_effects.values()
+    writer.append(v.EffectApplied(pending.decision, pending.index, outcome))
+    return await restarting
+
+
+async def test_restart_says_what_the_agent_answered_and_how_to_enable_it(relume):
+    async with Scene() as scene:
+        await scene.worker("w0")
+        code, out, _ = await restart(relume, scene, "applied")
+        assert code == 0 and "decided at revision" in out and "not answered" not in out
+        code, out, _ = await restart(relume, scene, "applied", "--json")
+        assert code == 0 and json.loads(out)["outcome"] == "applied"
+        await relume(scene, "disable-restart", "w0")
+        scene.replica.fleet.pending_effects.clear()
+        code, out, err = await restart(relume, scene, "refused: the worker is held")
+        assert code == 4 and not out and err.count("\n") == 1
+        assert "agent of w0 refused" in err and "`relume enable-restart w0`" in err
+
+
+async def test_restart_says_when_the_agent_does_not_answer(relume, monkeypatch):
+    monkeypatch.setattr(fleet_commands, "ANSWER_S", 0.3)
+    async with Scene() as scene:
+        await scene.worker("w0")
+        code, out, _ = await relume(scene, "restart", "w0")
+        assert code == 0 and "w0: its agent has not answered yet" in out
 
 
 async def test_who_is_not_quarantined_cannot_be_trusted(relume):
