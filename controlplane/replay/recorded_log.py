@@ -65,20 +65,21 @@ def from_file(path: str | Path) -> History:
         return History(groups=groups, origin=str(path), base=stored.base, footer=stored.footer)
 
 
-async def from_etcd(config: EtcdConfig, archive_dir: str | Path = "") -> History:
-    """The log on etcd, with its archive where it was trimmed.
+async def from_etcd(config: EtcdConfig, *archive_dirs: str | Path) -> History:
+    """The log on etcd, with its archive where it was trimmed: the first of the directories that has
+    one of this log.
 
     Raises HistoryError, BrokenChain, CorruptSegment, LogUnavailable.
     """
     origin = f"etcd {', '.join(config.endpoints)} {config.prefix}"
     async with EtcdLog(config) as etcd:
         log_id = await Maintenance(etcd.client).identity()
-        if log_id and archive_dir and (Path(archive_dir) / log_id).is_dir():
-            groups = await load_history(archive_dir, etcd.reader(), log_id)
-            archived = Path(archive_dir) / log_id
-            return History(
-                groups=groups, origin=f"{origin} and archive {archive_dir}", archived=archived
-            )
+        for root in map(Path, archive_dirs):
+            if log_id and (root / log_id).is_dir():
+                groups = await load_history(root, etcd.reader(), log_id)
+                return History(
+                    groups=groups, origin=f"{origin} and archive {root}", archived=root / log_id
+                )
         groups = await etcd.reader().read()
     missing = _beginnings(groups)
     if missing:

@@ -48,7 +48,11 @@ def _source(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prefix", default=None, help="key prefix of the log in etcd")
     parser.add_argument(
-        "--archive", metavar="DIR", default="", help="archive of a log that has been trimmed"
+        "--archive",
+        metavar="DIR",
+        default="",
+        help="archive of a log that has been trimmed (default: in --state-dir, or as "
+        "`relume serve --archive-dir`)",
     )
     parser.add_argument("--config", metavar="FILE", default="", help="settings file, for etcd")
     parser.add_argument(
@@ -231,14 +235,23 @@ def _load(args: argparse.Namespace) -> History:
             if known:
                 flags["etcd"] = ",".join(known)
         settings = serve_settings.load(flags, os.environ, args.config)
-        archive = args.archive or settings.archive_dir or str(Path(args.state_dir) / "archive")
-        return asyncio.run(from_etcd(serve_settings.etcd_config(settings), archive))
+        config = serve_settings.etcd_config(settings)
+        return asyncio.run(from_etcd(config, *_archives(args, settings.archive_dir)))
     except LogUnavailable as error:
         raise CliError(
             f"{error}; name it with --etcd, or replay a file with --log", EXIT_UNREACHABLE
         ) from None
     except LogError as error:
         raise CliError(str(error), EXIT_NO) from None
+
+
+def _archives(args: argparse.Namespace, configured: str) -> tuple[str, ...]:
+    """Where the archive may be: where --archive says, or else in the state of `relume up` or where
+    replicas are configured to write it."""
+    if args.archive:
+        return (args.archive,)
+    of_state = str(Path(args.state_dir) / "archive")
+    return (of_state, configured) if configured else (of_state,)
 
 
 def _export(args: argparse.Namespace, history: History) -> dict[str, Any]:

@@ -208,6 +208,31 @@ async def test_trimmed_log_needs_its_archive(etcd: EtcdServer, tmp_path: Path) -
     assert await asyncio.to_thread(main, ["replay", *asked]) == 0
 
 
+async def test_trimmed_log_is_read_with_the_archive_of_the_state_directory(
+    etcd: EtcdServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also from a folder that has an archive of its own, which is of another log."""
+    state = tmp_path / "state"
+    async with replica_on(etcd, state / "archive") as stage:
+        await stage.leads()
+        async with traffic_on(stage.log) as traffic:
+            while not stage.keeper.status.trimmed:
+                await traffic.steps(40)
+    (tmp_path / "here" / ".relume" / "archive" / "another-log").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    asked = ["--etcd", ",".join(etcd.endpoints), "--state-dir", str(state)]
+    assert await asyncio.to_thread(main, ["replay", *asked, "--json"]) == 0
+    assert f"archive {state}" in capsys.readouterr().out
+    assert await asyncio.to_thread(main, ["why", "no-such-request", *asked]) == 1
+    assert f"archive {state}" in capsys.readouterr().err
+    monkeypatch.setenv("RELUME_ARCHIVE_DIR", str(state / "archive"))
+    asked[-1] = str(tmp_path / "empty")
+    assert await asyncio.to_thread(main, ["replay", *asked, "--json"]) == 0
+
+
 async def test_empty_etcd_is_an_answer(
     etcd: EtcdServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
