@@ -226,6 +226,11 @@ exit codes: 0 stopped; 1 no log; 2 configuration; 3 fenced by another with its n
 }
 _FORMER = {"hold": "disable-restart", "release": "enable-restart"}
 """Former names of commands; they still work, and help does not list them."""
+_REMEDIES = {
+    "openai": "run: pip install 'relume[client]'",
+    "vllm": "install vLLM in this environment (in a checkout: make env)",
+}
+"""Where a package comes from that a command lacks, except those of the extra `control`."""
 _PASSED_ON = ("worker", "demo")
 """Commands that hand all their arguments to another program."""
 
@@ -236,12 +241,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     given[:1] = [_FORMER.get(name, name) for name in given[:1]]
     if given and given[0] in _PASSED_ON:
         return _resolve(COMMANDS[given[0]].run)(given[1:])
-    parser = _parser(given[0] if given else "")
-    args = parser.parse_args(given)
-    if args.command is None:
-        parser.print_help()
+    try:
+        parser = _parser(given[0] if given else "")
+        args = parser.parse_args(given)
+        if args.command is None:
+            parser.print_help()
+            return 2
+        return _run(args)
+    except ModuleNotFoundError as error:
+        if (missing := (error.name or "").partition(".")[0]) in ("", "relume"):
+            raise  # a part of ours is missing: a bug
+        remedy = _REMEDIES.get(missing, "run: pip install 'relume[control]'")
+        command = f"relume {given[0]}" if given else "relume"
+        print(f"{command}: needs the package {missing}; {remedy}", file=sys.stderr)
         return 2
-    return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:

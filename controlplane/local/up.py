@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -98,6 +99,10 @@ def options_of(args: argparse.Namespace) -> FleetOptions:
 def main(args: argparse.Namespace) -> int:
     """Run until SIGINT or SIGTERM. Exit 1 with the reason when the fleet does not come up."""
     options = options_of(args)
+    if find_spec("vllm") is None:
+        remedy = "install vLLM in this environment (in a checkout: make env)"
+        print(f"relume up: its workers need vLLM; {remedy}", file=sys.stderr)
+        return 2
     if not Path(options.model).exists():
         print(f"no model at {options.model}: run `make env`, or give --model", file=sys.stderr)
         return 1

@@ -10,6 +10,7 @@ import argparse
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -261,6 +262,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
             raise self._error("backend", "is not an http:// or https:// URL", "give a full URL")
         if self.backend and find_spec("aiohttp") is None:
             raise self._error("host_kind", "needs aiohttp", "run: pip install relume[plain]")
+        if self.host_kind == HostKind.SERVE and find_spec("vllm") is None:
+            remedy = f"install vLLM for {sys.executable}, or give --host-kind plain and --backend"
+            raise self._error("host_kind", "needs vLLM", remedy)
         if self.host_kind == HostKind.ZYGOTE and not self.zygote:
             remedy = "name the zygote's socket"
             raise self._error("zygote", "is required with --host-kind zygote", remedy)
