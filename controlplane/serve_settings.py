@@ -175,6 +175,27 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
     resume_streams: Annotated[
         int, option("Maximum number of detached streams per worker", ge=0)
     ] = 256
+    drain_s: Annotated[
+        float,
+        option(
+            "Maximum time a replica that is told to stop lets running requests end. Then resumable "
+            "streams continue at another replica, and other requests get an error. A second signal "
+            "ends it at once",
+            unit="s",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 25.0
+    drain_announce_s: Annotated[
+        float,
+        option(
+            "Of it, time in which new connections are accepted although /ready and /health "
+            "answer 503, so that load balancers notice",
+            unit="s",
+            ge=0,
+            le=3600,
+        ),
+    ] = 5.0
     max_body_bytes: Annotated[
         int, option("Maximum size of a request body; a larger one gets 413", unit="bytes", ge=1024)
     ] = 8 * 1024 * 1024
@@ -318,6 +339,13 @@ def check(config: ServeConfig) -> None:
             f"makes {HEALTHY_TICKS} ticks shorter than lease_ttl_s = {config.lease_ttl_s}, so that "
             "an outage of etcd would look like the loss of workers",
             "raise --tick-ms or lower --lease-ttl-s",
+        )
+    if config.drain_announce_s > config.drain_s:
+        raise ConfigError(
+            "drain_announce_s",
+            config.drain_announce_s,
+            f"is above drain_s = {config.drain_s}",
+            "lower --drain-announce-s or raise --drain-s",
         )
     if config.admin_port and (config.host, config.port) == (config.admin_host, config.admin_port):
         raise ConfigError(

@@ -32,6 +32,20 @@ class Counters(Struct, kw_only=True):
     rejected: int = 0
     refused: int = 0
 
+    @property
+    def ended(self) -> int:
+        """Requests that got their terminal event."""
+        return self.completed + self.cancelled + self.failed + self.rejected
+
+
+class StopCounts(Struct, frozen=True, kw_only=True):
+    """The requests of a gateway that stops: those that `ended` by themselves until then, resumable
+    streams `moved` to other replicas, and those `cut` with an error."""
+
+    ended: int
+    moved: int
+    cut: int
+
 
 class LiveAttempt(Protocol):
     """A session with an attempt under way, offered by `request_session.RequestSession`."""

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from relume.controlplane.gateway.config import GatewayConfig
-from relume.controlplane.gateway.context import Context, Counters, LiveAttempt
+from relume.controlplane.gateway.context import Context, Counters, LiveAttempt, StopCounts
 from relume.controlplane.gateway.errors import ClientError
 from relume.controlplane.gateway.http import local_answers, routes
 from relume.controlplane.gateway.http.api_keys import Keys
@@ -132,6 +132,7 @@ class Gateway:
         self._runner: asyncio.Task[None] | None = None
         self._failure_raised = False  # `join` raised what broke the gateway
         self._stopping = asyncio.Event()
+        self._ended_before = self._moved = 0  # requests when the gateway began to stop, and since
 
     # --- life
 
@@ -154,15 +155,17 @@ class Gateway:
             await self.stop()
             raise
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Take no new connection and wait for the requests under way; False if some remain. Queued
-        requests are refused immediately: another replica may have a worker."""
-        self.draining = True
-        self._scheduler.waiting.close()
-        if self._server is not None:
-            self._server.close()
+    async def drain(self, timeout_s: float, announce_s: float = 0.0) -> bool:
+        """Wait for the requests under way, at most `timeout_s`; False if some remain. New connections
+        and their requests are accepted for the first `announce_s`, in which load balancers see that
+        this replica is not ready. Queued requests are refused then: another replica may have a
+        worker."""
         until = self.clock() + timeout_s
-        self._streams.let_go(lambda session: session.stream.is_absent)
+        self._begin_stop()
+        self._moved += self._streams.let_go(lambda session: session.stream.is_absent)
+        if announce_s:
+            await asyncio.sleep(min(announce_s, timeout_s))
+        self._take_no_more()
         while True:
             for client in list(self.clients):
                 client.close_when_idle()
@@ -172,15 +175,26 @@ class Gateway:
                 return False
             await asyncio.sleep(0.05)
 
-    async def stop(self) -> None:
-        """Close everything. Streams under way get an error that says we stop, and end as failed."""
-        self.draining = True
+    def _begin_stop(self) -> None:
+        if not self.draining:
+            self.draining = True
+            self._ended_before = self.counters.ended
+
+    def _take_no_more(self) -> None:
         self._scheduler.waiting.close()
         if self._server is not None:
             self._server.close()
+
+    async def stop(self) -> StopCounts:
+        """Close everything: resumable streams are left to other replicas. Other requests under way
+        get an error that says we stop, and end as failed. Returns what became of all since the
+        drain began."""
+        self._begin_stop()
+        self._take_no_more()
         self._streams.deliveries.look()
         self._streams.releases.flush(self._context)
-        self._streams.let_go(lambda session: session.stream.is_resumable)
+        ended = self.counters.ended
+        self._moved += self._streams.let_go(lambda session: session.stream.is_resumable)
         for attempts in [a for group in list(self._attempts.values()) for a in list(group)]:
             attempts.shut_down()
         await asyncio.sleep(0)
@@ -198,6 +212,9 @@ class Gateway:
             await asyncio.wait([runner])
             if not self._failure_raised:
                 await runner
+        return StopCounts(
+            ended=ended - self._ended_before, moved=self._moved, cut=self.counters.ended - ended
+        )
 
     async def join(self) -> None:
         """Wait until the gateway is stopped; raises what broke it, as a group. The owner runs
@@ -445,6 +462,11 @@ class Gateway:
         self, shown: event_ids.EventId, request: Request, connection: ClientConnection
     ) -> Reply | RequestSession:
         tenant = self._keys.tenant_of(request) or ""
+        if self.draining and shown.request not in self._streams.open:
+            retry_after_s = self.config.retry_after_s  # another replica need not leave it again
+            return self._refused(
+                error_reply(503, error_codes.DRAINING, retry_after_s=retry_after_s)
+            )
         try:
             served = self._streams.returned(
                 self._context, connection, shown, request.path, request.request_id, tenant
@@ -516,6 +538,8 @@ class Gateway:
     def _serve_local(self, request: Request) -> Reply:
         if request.path == routes.LIVE:
             return local_answers.live(self._runner is not None and not self._runner.done())
+        if request.path == routes.READY:
+            return local_answers.ready(self.draining, self.config.retry_after_s)
         if request.path == routes.HEALTH:
             retry_after_s = self.config.retry_after_s
             return local_answers.health(self.draining, self._scheduler.ready(), retry_after_s)

@@ -112,12 +112,15 @@ class Streams:
         for session in [s for s in self.open.values() if now > s.stream.absent_until]:
             session.expire()
 
-    def let_go(self, whose: Callable[[RequestSession], bool]) -> None:
-        """Leave streams to whichever replica their clients come to, and wait for nothing more."""
-        for session in [s for s in self.open.values() if whose(s)]:
+    def let_go(self, whose: Callable[[RequestSession], bool]) -> int:
+        """Leave streams to whichever replica their clients come to, and wait for nothing more;
+        returns how many there were."""
+        found = [s for s in self.open.values() if whose(s)]
+        for session in found:
             session.let_go()
             if session.is_taken:
                 session.client_gone()
+        return len(found)
 
     def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
         """See GatewayPort."""

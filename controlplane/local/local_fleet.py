@@ -45,6 +45,8 @@ ENGINE_ENV = {
 ENGINE_NICE = 5
 """Engines of a local fleet give way to agents, etcd and the control plane by so much."""
 
+DRAIN_S = 10.0
+"""Time in which requests of a replica that stops may end."""
 STOP_PATIENCE_S = 20.0
 """More than a replica drains and an agent stops its engine."""
 
@@ -226,6 +228,7 @@ class LocalFleet:
             "--etcd", self.options.replica_etcd or self.etcd_endpoint,
             "--lease-ttl-s", str(self.options.lease_ttl_s), "--spool-dir", str(self.dir / "spool"),
             "--archive-dir", str(self.dir / "archive"),
+            "--drain-s", str(DRAIN_S), "--drain-announce-s", "0",  # no load balancer is here
             "--checkpoint-holders", str(self.options.checkpoint_holders),
             *self.options.replica_args,
         ]  # fmt: skip

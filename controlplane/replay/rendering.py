@@ -345,6 +345,13 @@ def _plan(event: v.RecoveryPlanned) -> list[str]:
     return lines
 
 
+def _replica_stopped(event: v.ReplicaStopped) -> list[str]:
+    line = f"its gateway {event.replica} stopped: {event.reason}"
+    if event.ended or event.moved or event.cut:  # an earlier build counts none
+        line += f"; its requests: {event.ended} ended, {event.moved} moved, {event.cut} cut"
+    return [line]
+
+
 def _commanded(event: v.AdminCommanded) -> list[str]:
     value = f" {event.value}" if event.value else ""
     lines = [f"{event.principal}: {event.command} {event.target}{value}"]
@@ -529,5 +536,5 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],
     v.WorkerForgotten: lambda e: [f"worker {e.worker} left long ago and is removed from the state"],
     v.ReplicaLost: lambda e: [f"its gateway {e.replica} is lost"],
-    v.ReplicaStopped: lambda e: [f"its gateway {e.replica} stopped: {e.reason}"],
+    v.ReplicaStopped: _replica_stopped,
 }

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import msgspec
 import structlog
@@ -32,8 +33,6 @@ from relume.policies.liveness.stall import StallConfig
 from relume.policies.migration.migration_settings import MigrationConfig
 from relume.policies.routing.routing_settings import RoutingConfig
 
-DRAIN_S = 10.0
-"""A stopping replica lets open streams finish this long."""
 GATHER_MS = 50
 """Maximum time arrivals, decisions and ends of requests are batched before they are written to the
 log."""
@@ -75,12 +74,12 @@ def _explain(error: BaseException) -> int:
 
 async def _serve(config: ServeConfig) -> None:
     failpoint_client.start(f"replica {config.name}")
-    stop = asyncio.Event()
+    stop, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     starting = asyncio.current_task()
 
     def on_signal() -> None:
-        stop.set()
+        (at_once if stop.is_set() else stop).set()
         if starting is not None:
             starting.cancel()
 
@@ -116,15 +115,38 @@ async def _serve(config: ServeConfig) -> None:
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            await gateway.drain(DRAIN_S)
-            await gateway.stop()
-            replica.scheduler.emit(v.ReplicaStopped(config.name, "stopped"))
+            hurrying = asyncio.create_task(at_once.wait())
+            await _leave(config, replica, gateway, {running, hurrying})
+            hurrying.cancel()
             running.cancel()
             with suppress(TimeoutError, LogError):
                 await writer.flush(2.0)
         stopping.cancel()
         with suppress(asyncio.CancelledError):
             await running
+
+
+async def _leave(
+    config: ServeConfig, replica: Replica, gateway: Gateway, hurried: set[asyncio.Task[Any]]
+) -> None:
+    """Let requests end, at most as long as configured, or until one of `hurried` is done; then leave
+    the rest."""
+    began = asyncio.get_running_loop().time()
+    log.info(
+        "stopping",
+        requests=gateway.counters.in_flight,
+        drain_s=config.drain_s,
+        announce_s=config.drain_announce_s,
+    )
+    draining = asyncio.create_task(gateway.drain(config.drain_s, config.drain_announce_s))
+    await asyncio.wait({draining, *hurried}, return_when=asyncio.FIRST_COMPLETED)
+    reason = "stopped" if draining.done() else "stopped at once"
+    draining.cancel()
+    await asyncio.gather(draining, return_exceptions=True)
+    counted = msgspec.structs.asdict(await gateway.stop())
+    replica.scheduler.emit(v.ReplicaStopped(config.name, reason, **counted))
+    seconds = round(asyncio.get_running_loop().time() - began, 1)
+    log.info("stopped", reason=reason, seconds=seconds, **counted)
 
 
 async def _run(replica: Replica, gateway: Gateway, keeper: Keeper | None) -> None:

@@ -40,6 +40,12 @@ class ReplicaStopped(Event, frozen=True, tag="replica_stopped/1"):
 
     replica: str
     reason: str
+    ended: int = 0
+    """Requests that ended by themselves while it stopped."""
+    moved: int = 0
+    """Resumable streams that it left to other replicas."""
+    cut: int = 0
+    """Requests that it ended with an error."""
 
 
 class RequestArrived(Event, frozen=True, tag="request_arrived/1", kw_only=True):

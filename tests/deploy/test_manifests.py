@@ -10,6 +10,7 @@ import pytest
 yaml = pytest.importorskip("yaml")
 
 from relume.controlplane import serve_settings  # noqa: E402
+from relume.controlplane.gateway.http import routes  # noqa: E402
 from relume.controlplane.telemetry.metric_table import TABLE  # noqa: E402
 from relume.engine_shim.agent import agent_config  # noqa: E402
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of  # noqa: E402
@@ -204,3 +205,48 @@ def test_both_distributions_have_one_version():
     )
     assert chaos["version"] == ours["version"]
     assert chaos["dependencies"] == [f"relume[chaos]=={ours['version']}"]
+
+
+# --- how long a replica has to stop
+
+LEAVES_S = 5
+"""Time a replica has to end what is left after its drain: streams, the last events, its lease."""
+
+
+def pod_of(name: str) -> dict:
+    """The pod that has this container."""
+    pods = (d["spec"]["template"]["spec"] for _, d in documents() if d["kind"] == "StatefulSet")
+    (found,) = [p for p in pods if any(item["name"] == name for item in p["containers"])]
+    return found
+
+
+def drain_of(flags: dict[str, str]) -> serve_settings.ServeConfig:
+    given = {name: value for name, value in flags.items() if name.startswith("drain")}
+    return serve_settings.load(given, {})
+
+
+def test_a_pod_is_not_killed_before_its_drain_is_over():
+    item, pod = container("serve"), pod_of("serve")
+    config = drain_of(serve_flags(arguments(item)))
+    assert pod["terminationGracePeriodSeconds"] == config.drain_s + LEAVES_S
+    assert "lifecycle" not in item, "a preStop hook takes its time from the same period"
+
+
+def test_a_pod_accepts_connections_until_its_probe_has_failed():
+    item = container("serve")
+    config = drain_of(serve_flags(arguments(item)))
+    probe = item["readinessProbe"]
+    assert probe["httpGet"]["path"] == routes.READY and routes.READY in routes.OPEN
+    noticed_s = probe["periodSeconds"] * probe["failureThreshold"] + probe.get("timeoutSeconds", 1)
+    assert noticed_s < config.drain_announce_s < config.drain_s
+
+
+def test_systemd_does_not_kill_a_replica_before_its_drain_is_over():
+    (unit,) = [path for path in UNITS if path.name.startswith("relume-control")]
+    lines = dict(
+        line.split("=", 1) for line in unit.read_text().splitlines() if re.match(r"\w+=", line)
+    )
+    config = serve_settings.load({}, {})
+    assert "drain" not in lines["ExecStart"], "the default holds"
+    assert int(lines["TimeoutStopSec"]) == config.drain_s + LEAVES_S
+    assert lines["KillMode"] == "mixed", "else its helper processes end before the drain"

@@ -18,6 +18,13 @@ def live(running: bool) -> Reply:
     return Reply(status=200, body=b'{"status":"live"}')
 
 
+def ready(draining: bool, retry_after_s: int) -> Reply:
+    """Whether requests should be sent here: also without a worker, when they wait for one."""
+    if draining:
+        return error_reply(503, DRAINING, retry_after_s=retry_after_s)
+    return Reply(status=200, body=b'{"status":"ready"}')
+
+
 def health(draining: bool, ready: bool, retry_after_s: int) -> Reply:
     """Whether a request sent now could be served."""
     if draining:

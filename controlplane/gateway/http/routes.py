@@ -22,10 +22,11 @@ RELAYED_GET = frozenset(("/version", "/tokenizer_info"))
 MODELS = "/v1/models"
 HEALTH = "/health"
 LIVE = "/live"
-LOCAL = frozenset((MODELS, HEALTH, LIVE))
+READY = "/ready"
+LOCAL = frozenset((MODELS, HEALTH, LIVE, READY))
 
 # Answered without an API key, for probes that have none.
-OPEN = frozenset((HEALTH, LIVE))
+OPEN = frozenset((HEALTH, LIVE, READY))
 
 
 class Route(NamedTuple):

@@ -96,6 +96,55 @@ async def test_drain_lets_streams_finish_and_takes_nothing_new(rig):
                     pass
 
 
+async def test_readiness_fails_before_new_connections_are_refused(rig):
+    async with rig(engines=1) as r:
+        r.engines[0].default = Behaviour(pause_s=0.02)
+        assert (await r.ask("/ready", method="GET")).status == 200
+        began = r.gateway.clock()
+        draining = asyncio.create_task(r.gateway.drain(20, announce_s=1.0))
+        await until(lambda: r.gateway.draining)
+        for path, status in (("/ready", 503), ("/health", 503), ("/live", 200)):
+            assert (await r.ask(path, method="GET")).status == status
+        answer = await r.ask(TEXT, stream_body())
+        assert answer.complete and answer.body.endswith(b"[DONE]\n\n")
+        assert answer.headers["connection"] == "close", "its next request goes elsewhere"
+        assert await draining and r.gateway.clock() - began >= 1.0
+        with pytest.raises(OSError):
+            async with r.client():
+                pass
+        counts = await r.gateway.stop()
+        assert (counts.ended, counts.moved, counts.cut) == (1, 0, 0)
+
+
+async def test_at_the_end_of_the_drain_resumable_streams_move_and_others_are_cut(rig):
+    async with rig(engines=1) as r:
+        r.engines[0].script += [Behaviour(), *2 * [Behaviour(tokens=4000, pause_s=0.01)]]
+        assert (await r.ask(TEXT, stream_body())).complete
+        async with r.client() as plain, r.client() as resumable:
+            plain.send(TEXT, stream_body())
+            await plain.reader.readuntil(b"data: ")
+            resumable.send(TEXT, stream_body(), headers="x-relume-resumable: 1\r\n")
+            await resumable.reader.readuntil(b"data: ")
+            assert not await r.gateway.drain(0.2, announce_s=0.1)
+            counts = await r.gateway.stop()
+            assert (counts.ended, counts.moved, counts.cut) == (0, 1, 1)
+            ended = await plain.reader.read()
+            assert b'"code":"stopping"' in ended and b"data: [DONE]" in ended
+            left = await resumable.reader.read()
+            assert b"error" not in left and b"[DONE]" not in left, "its client returns elsewhere"
+        assert [e[:2] for e in r.scheduler.endings()] == [("completed", 200), ("failed", 503)]
+
+
+async def test_a_gateway_that_stops_takes_over_no_stream(rig):
+    async with rig(engines=1) as r:
+        draining = asyncio.create_task(r.gateway.drain(10, announce_s=0.5))
+        await until(lambda: r.gateway.draining)
+        shown = f"last-event-id: other-1:{'ab' * 11}:3\r\n"
+        answer = await r.ask(TEXT, stream_body(), headers=shown)
+        assert is_openai_error(answer, 503, "stopping"), "the client helper tries the next replica"
+        assert await draining
+
+
 async def test_stop_ends_every_request_in_the_log(rig):
     async with rig(engines=1) as r:
         r.engines[0].default = Behaviour(hang_at=300)
