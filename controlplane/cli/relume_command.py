@@ -214,6 +214,7 @@ For older ones name the archive of the log with --log.""",
   RELUME_API_KEYS=@keys.txt RELUME_ADMIN_TOKENS=@tokens.txt relume serve --host 0.0.0.0
 
 precedence: flag > environment > file > default
+SIGTERM, SIGINT: requests end within --drain-s, then it stops; a second signal stops it at once
 exit codes: 0 stopped; 1 no log; 2 configuration; 3 fenced by another with its name""",
     ),
     "worker": Command(

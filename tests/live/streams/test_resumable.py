@@ -104,6 +104,35 @@ async def test_gateway_is_killed_and_its_clients_continue_at_another(options: Fl
         assert (await scene.ended())["lazy"].outcome == "completed"
 
 
+async def test_replica_is_stopped_and_another_continues_its_streams(options: FleetOptions) -> None:
+    args = (*LONG_GRACE, "--drain-s", "1", "--drain-announce-s", "0.5")
+    options = msgspec.structs.replace(options, replicas=2, replica_args=args)
+    async with scene_of(options) as scene, aiohttp.ClientSession() as session:
+        first, second = (f"{url}/v1/completions" for url in scene.fleet.gateways)
+        body = asking(1900, ignore_eos=True)
+        calm = Reader(name="calm")
+        await calm.read(session, first, body)
+        torn = [Reader(name=f"torn-{i}") for i in range(3)]
+        reading = [asyncio.create_task(r.read(session, first, body)) for r in torn]
+        deadline = time.monotonic() + HANG_S
+        while any(len(r.events) < 20 for r in torn):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+        stopping = scene.fleet.children["r0"].process
+        stopping.send_signal(signal.SIGTERM)
+        await asyncio.gather(*reading)
+        assert await asyncio.to_thread(stopping.wait, 60) == 0
+        moved = [r for r in torn if not r.done]
+        assert moved and not any(r.error for r in torn)
+        await asyncio.gather(*(r.read(session, second) for r in moved))
+        for reader in torn:
+            assert_resumed(scene, calm, reader, 1900)
+        (stopped,) = [e for e in await scene.events() if type(e) is v.ReplicaStopped]
+        assert (stopped.moved, stopped.cut) == (len(moved), 0)
+        scene.fleet.restart("r0")
+        await scene.sound()
+
+
 async def test_gateway_and_workers_are_killed_together(options: FleetOptions) -> None:
     """What is left is the request as its holder has it: a greedy one is generated again, and
     goes on where its client was; one that samples without a seed cannot, and says so."""

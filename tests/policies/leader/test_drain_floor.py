@@ -9,6 +9,7 @@ import pytest
 from relume.events import vocabulary as v
 from relume.policies.leader.duties import step
 from relume.policies.migration.migration_settings import MigrationConfig, settings_of
+from relume.policies.routing.eligibility import is_open
 from tests.policies.story import Story, ready, replica_started
 
 
@@ -75,5 +76,7 @@ def test_only_workers_that_may_get_requests_count() -> None:
 
 def test_workers_of_another_model_do_not_count() -> None:
     story = fleet_of(workers=1)
-    story.tell("w.w1", v.EngineStarted("w1", 1, 101, 1), ready("w1", model="another"))
+    story.worker("w1")
+    story.tell("w.w1", v.EngineStarted("w1", 2, 102, 2), ready("w1", 2, model="another"))
+    assert is_open(story.fleet.workers["w1"])
     assert type(answer(story, command("c1", "w0"))) is v.ConfigChanged
