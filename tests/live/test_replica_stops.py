@@ -112,10 +112,10 @@ async def begun(client: RawClient, headers: str = "") -> None:
 
 
 async def test_at_sigterm_streams_end_move_or_are_cut_and_none_too_soon(tmp_path: Path) -> None:
-    flags = ("--drain-s", "6", "--drain-announce-s", "2")
+    flags = ("--drain-s", "8", "--drain-announce-s", "2")
     async with AsyncExitStack() as stack:
         s = await stack.enter_async_context(stage(tmp_path, *flags))
-        s.engine.script += [Behaviour(pause_s=0.25), LONG, LONG, Behaviour()]
+        s.engine.script += [Behaviour(pause_s=0.2), LONG, LONG, Behaviour()]
         short, plain, resumable = [await stack.enter_async_context(s.client()) for _ in range(3)]
         for client, headers in ((short, ""), (plain, ""), (resumable, RESUMABLE)):
             await begun(client, headers)
@@ -134,7 +134,7 @@ async def test_at_sigterm_streams_end_move_or_are_cut_and_none_too_soon(tmp_path
             assert await s.process.wait() == 0
         (stopped,) = s.logged("stopped")
         assert (stopped["ended"], stopped["moved"], stopped["cut"]) == (2, 1, 1)
-        assert 6 <= stopped["seconds"] < 12
+        assert 8 <= stopped["seconds"] < 16
         (event,) = await s.recorded(v.ReplicaStopped)
         assert (event.ended, event.moved, event.cut) == (2, 1, 1)
         ends = await s.recorded(v.RequestEnded)

@@ -105,11 +105,11 @@ async def test_gateway_is_killed_and_its_clients_continue_at_another(options: Fl
 
 
 async def test_replica_is_stopped_and_another_continues_its_streams(options: FleetOptions) -> None:
-    args = (*LONG_GRACE, "--drain-s", "1", "--drain-announce-s", "0.5")
+    args = (*LONG_GRACE, "--drain-s", "0.5", "--drain-announce-s", "0")
     options = msgspec.structs.replace(options, replicas=2, replica_args=args)
     async with scene_of(options) as scene, aiohttp.ClientSession() as session:
         first, second = (f"{url}/v1/completions" for url in scene.fleet.gateways)
-        body = asking(1900, ignore_eos=True)
+        body = asking(600, ignore_eos=True)
         calm = Reader(name="calm")
         await calm.read(session, first, body)
         torn = [Reader(name=f"torn-{i}") for i in range(3)]
@@ -126,7 +126,7 @@ async def test_replica_is_stopped_and_another_continues_its_streams(options: Fle
         assert moved and not any(r.error for r in torn)
         await asyncio.gather(*(r.read(session, second) for r in moved))
         for reader in torn:
-            assert_resumed(scene, calm, reader, 1900)
+            assert_resumed(scene, calm, reader, 600)
         (stopped,) = [e for e in await scene.events() if type(e) is v.ReplicaStopped]
         assert (stopped.moved, stopped.cut) == (len(moved), 0)
         scene.fleet.restart("r0")
