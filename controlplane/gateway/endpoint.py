@@ -162,11 +162,12 @@ class Gateway:
         worker."""
         until = self.clock() + timeout_s
         self._begin_stop()
-        self._moved += self._streams.let_go(lambda session: session.stream.is_absent)
+        self._leave_absent()
         if announce_s:
             await asyncio.sleep(min(announce_s, timeout_s))
         self._take_no_more()
         while True:
+            self._leave_absent()
             for client in list(self.clients):
                 client.close_when_idle()
             if not self.counters.in_flight:
@@ -179,6 +180,10 @@ class Gateway:
         if not self.draining:
             self.draining = True
             self._ended_before = self.counters.ended
+
+    def _leave_absent(self) -> None:
+        """Streams without a client would not end here: another replica may have it."""
+        self._moved += self._streams.let_go(lambda session: session.stream.is_absent)
 
     def _take_no_more(self) -> None:
         self._scheduler.waiting.close()

@@ -135,6 +135,22 @@ async def test_at_the_end_of_the_drain_resumable_streams_move_and_others_are_cut
         assert [e[:2] for e in r.scheduler.endings()] == [("completed", 200), ("failed", 503)]
 
 
+async def test_a_drain_does_not_wait_for_a_client_that_left(rig):
+    async with rig(engines=1) as r:
+        r.engines[0].default = Behaviour(tokens=4000, pause_s=0.01)
+        async with r.client() as client:
+            client.send(TEXT, stream_body(), headers="x-relume-resumable: 1\r\n")
+            await client.reader.readuntil(b"data: ")
+            draining = asyncio.create_task(r.gateway.drain(600))
+            await until(lambda: r.gateway.draining)
+            assert r.gateway.counters.in_flight == 1
+        async with asyncio.timeout(20):
+            assert await draining
+        counts = await r.gateway.stop()
+        assert (counts.ended, counts.moved, counts.cut) == (0, 1, 0)
+        assert not r.scheduler.endings(), "another replica continues it"
+
+
 async def test_a_gateway_that_stops_takes_over_no_stream(rig):
     async with rig(engines=1) as r:
         draining = asyncio.create_task(r.gateway.drain(10, announce_s=0.5))
