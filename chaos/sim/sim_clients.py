@@ -18,6 +18,7 @@ from relume.chaos.sim.world.virtual_loop import NS, VirtualLoop
 from relume.chaos.validators.ground_truth import ClientCall
 from relume.chaos.validators.records import ClientRecord
 from relume.controlplane.gateway.openai.priority import checkpoint_weight
+from relume.controlplane.stream.error_codes import NOT_KNOWN
 from relume.policies.routing.routing_settings import TIERS
 
 PATIENCE = 12
@@ -247,7 +248,7 @@ class ReturningCall(Call):
         self._take()
         if status == BUSY and self._reader.last_id and self._may_return():
             return
-        if status == GONE and self._reader.last_id:
+        if self._reader.last_id and (status == GONE or message in NOT_KNOWN):
             self.refusal, self.message = status, message
             self._ended("gone")
             return

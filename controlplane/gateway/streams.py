@@ -14,6 +14,7 @@ from relume.controlplane.gateway.releases import Releases
 from relume.controlplane.gateway.request_session import RequestSession
 from relume.controlplane.stream import event_ids
 from relume.controlplane.stream.arrival import Arrival
+from relume.controlplane.stream.error_codes import NO_NEWS, OF_MESSAGES
 from relume.controlplane.stream.stream_data import Stream
 
 
@@ -140,8 +141,7 @@ class Streams:
 
 def _behind(retry_after_s: int) -> Reply:
     """Whether there is such a stream is not known here now."""
-    message = "this replica has heard nothing from the log for some seconds; return again"
-    return error_reply(503, message, code="log_behind", retry_after_s=retry_after_s)
+    return error_reply(503, NO_NEWS, code=OF_MESSAGES[NO_NEWS], retry_after_s=retry_after_s)
 
 
 def _moving(retry_after_s: int) -> Reply:

@@ -11,6 +11,10 @@ NO_WORKER_READY = "no worker can serve requests now"
 NO_LOG = "the control plane cannot accept requests now: its event log is not writable"
 NO_DECISIONS = "the control plane cannot take decisions now: its event log is not writable"
 NO_RESUMPTION = "the control plane cannot resume streams now: its event log is not writable"
+NO_NEWS = "this replica has heard nothing from the log for some seconds; return again"
+LOG_LATE = "the log has not taken this return in time: return again"
+NOT_KNOWN = (NO_NEWS, LOG_LATE)
+"""Answers to a client that returns to a stream of which this replica cannot say whether it is over."""
 STOPPING = "the control plane is stopping; try again"
 STOPPING_UNBEGUN = "this gateway is stopping and the request had not begun; try again"
 DRAINING = "draining"
@@ -31,6 +35,8 @@ OF_MESSAGES: dict[str, str] = {
     NO_LOG: "log_unavailable",
     NO_DECISIONS: "log_unavailable",
     NO_RESUMPTION: "log_unavailable",
+    NO_NEWS: "log_behind",
+    LOG_LATE: "log_behind",
     STOPPING: "stopping",
     STOPPING_UNBEGUN: "stopping",
     DRAINING: "stopping",

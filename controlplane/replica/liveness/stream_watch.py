@@ -38,7 +38,8 @@ QUIET_S = 0.5
 SILENT_S = 0.5
 """Silence after which the engine's step is noted, if the bound is longer."""
 LATE_S = 0.25
-PROBE_TIMEOUT_S = 0.5
+PROBE_TIMEOUT_S = 2.0
+"""Two round trips of a slow network fit: a connection, and the answer."""
 PROBE_AHEAD_S = 0.25
 """The probe is sent this long before the end of the bound."""
 SETTLE_S = 0.2

@@ -12,6 +12,7 @@ waits for its client like any other.
 from __future__ import annotations
 
 from relume.controlplane.stream.arrival import Assignment
+from relume.controlplane.stream.error_codes import LOG_LATE, OF_MESSAGES
 from relume.controlplane.stream.errors import IllegalEvent
 from relume.controlplane.stream.handlers.attempts import hand_over, lose
 from relume.controlplane.stream.handlers.endings import (
@@ -59,7 +60,6 @@ from relume.controlplane.stream.stream_states import (
 from relume.events.vocabulary.enums import RequestOutcome, RouteCause, TimerKind, TransportKind
 
 NOT_OURS = "the stream is over"
-LOG_LATE = "the log has not taken this return in time: return again"
 
 
 def detach(stream: Stream, state: State, now: float) -> State:
@@ -122,7 +122,7 @@ def _not_ours(stream: Stream, is_late: bool) -> Fail:
     return Fail(
         status=503 if is_late else 410,
         message=LOG_LATE if is_late else NOT_OURS,
-        code="log_behind" if is_late else "stream_gone",
+        code=OF_MESSAGES[LOG_LATE] if is_late else "stream_gone",
         retry_after_s=stream.limits.retry_after_s if is_late else 0,
         headers=(),
         begun=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
@@ -60,6 +61,16 @@ def test_so_is_one_that_the_log_never_had() -> None:
 
 def test_one_after_the_whole_wait_is_not() -> None:
     assert found(story(30), truth(at_s=30)) == ""
+
+
+@pytest.mark.parametrize(("until_ms", "fine"), [(86_000, True), (50_000, False), (4000, False)])
+def test_neither_is_one_of_a_replica_that_stood_still(until_ms: int, fine: bool) -> None:
+    """Composed 50678: it has its records of the time before in the log only now."""
+    stop = replace(
+        DIED, what="leader-stop", targets=frozenset(("r0",)), since_ms=1000, until_ms=until_ms
+    )
+    known = truth(at_s=86.2, until_ns=200 * NS)
+    assert (found(story(86.2, failures=1), known, strikes=[stop]) == "") is fine
 
 
 def test_the_wait_is_that_of_the_settings() -> None:

@@ -8,8 +8,8 @@ failure without an explanation breaks the promise.
 
 - 410: the log does not have the request live. Within `LATE_MS` of its arrival and end the replica
   may not know yet, or know already.
-- 503: it waited for the whole time that the settings give, or no engine that a fault left
-  reachable served for `LEAST_S` on end within it.
+- 503: it waited for the whole time that the settings give, or its replica stood still for so long, or
+  no engine that a fault left reachable served for `LEAST_S` on end within it.
 - 429: it waited for the whole time in the queue, or the queue was full, or the share of its tenant.
   At most so many wait as were sent to its replica, had no answer, and were taken by no engine. It is
   needless if an engine that no fault had struck had no request for `IDLE_MS` before and after.
@@ -125,7 +125,8 @@ class _Rules:
             return
         since_ns = self._waits_since(call, course)
         waited_ms = (call.ended_ns - since_ns) // MS
-        if call.status == NO_WORKER and waited_ms >= 1000 * self._limits.wait_s - SLACK_MS:
+        most_ms = 1000 * self._limits.wait_s - SLACK_MS
+        if call.status == NO_WORKER and max(waited_ms, self._stood_still_ms(call)) >= most_ms:
             return
         served = self._served_after(since_ns)
         if served:
@@ -263,12 +264,32 @@ class _Rules:
 
     # --- times
 
+    def _stood_still_ms(self, call: ClientCall) -> int:
+        """For how long its replica had stood still when it answered: its timers go on meanwhile, and it
+        reads the log after them."""
+        at_ms, sent_ms = self._ms(call.ended_ns), self._ms(call.sent_ns)
+        replica = call.gateway.removeprefix("r.")
+        stops = (s for s in self._strikes if s.what == "leader-stop" and replica in s.targets)
+        return max(
+            (
+                s.until_ms - max(s.since_ms, sent_ms)
+                for s in stops
+                if 0 <= at_ms - s.until_ms <= SLACK_MS
+            ),
+            default=0,
+        )
+
     def _waits_since(self, call: ClientCall, course: Course | None) -> int:
         """When it began to wait for a worker the last time, ns."""
         if course is None:
             return call.sent_ns
+        sent_ms = self._ms(call.sent_ns)
         begun = [
-            self._ran_in(call, course, at)[1] if type(at.event) is v.TransportObserved else at.at_ms
+            self._ran_in(call, course, at)[1]
+            if type(at.event) is v.TransportObserved
+            else sent_ms
+            if type(at.event) is v.RequestArrived  # the log may have it late
+            else at.at_ms
             for at in course.events
             if type(at.event) in BEGINS
         ]

@@ -12,8 +12,8 @@ And by what is known of a simulated run (`relume.chaos.validators.ground_truth`)
 - The status and the words of an error, also in the middle of a stream, are those in the log. The log
   may give a reason after them. Of an engine's own refusal the log has the status alone, and of its
   answer on a relayed route too.
-- A stream that is gone (410) had ended otherwise in the log: it was left, or failed. No other request
-  gets 410.
+- A stream that is gone (410), or of which its replica did not know (503), had ended otherwise in the log:
+  it was left, or failed. No other request gets 410.
 - A replica's own counters of outcomes and of tokens are the sums over its ends in the log.
 
 Exceptions:
@@ -45,6 +45,7 @@ from relume.chaos.validators.records import (
     of_clients,
 )
 from relume.chaos.validators.unwritten_decisions import broken_replicas
+from relume.controlplane.stream.error_codes import NOT_KNOWN
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import RequestOutcome
@@ -113,9 +114,9 @@ def _of_record(client: ClientRecord, call: ClientCall | None, end: v.RequestEnde
 
 
 def _of_error(call: ClientCall, end: v.RequestEnded) -> Iterator[str]:
-    if call.status == GONE:
+    if call.status == GONE or call.message in NOT_KNOWN:
         if end.outcome == RequestOutcome.COMPLETED:
-            yield f"its client was told {GONE}, the log says {end.outcome}"
+            yield f"its client was told {call.status}, the log says {end.outcome}"
         return
     if call.status != end.status:
         yield f"its client was told {call.status}, the log says {end.status}"

@@ -1,0 +1,1 @@
+"""Records that cannot be read, and records whose figures cannot be."""
