@@ -21,6 +21,7 @@ from relume.policies.admission import admission_settings
 from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.crosscheck.check_settings import CrossCheckConfig
+from relume.policies.degradation.degradation_settings import MODES, DegradationConfig
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.leader.duties import HEALTHY_TICKS
 from relume.policies.liveness.overdue import OverdueConfig
@@ -259,6 +260,18 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
             "Which finished requests another engine answers again, for comparison",
             CrossCheckConfig,
         ),
+    ] = {}
+    degradation: Annotated[
+        str,
+        option(
+            "When workers serve less than clients ask for. off: nothing is decided; observe: levels "
+            "are decided and shown; on: levels limit and refuse requests",
+            choices=MODES,
+        ),
+    ] = DegradationConfig().mode
+    degradation_limits: Annotated[
+        dict[str, int],
+        limits("When levels of degradation change, and the limit of answers", DegradationConfig),
     ] = {}
     gateway_limits: Annotated[dict[str, float], limits("Limits of the gateway", GatewayConfig)] = {}
     etcd_limits: Annotated[

@@ -7,6 +7,7 @@ from relume.policies.admission import admission_settings
 from relume.policies.canary import canary_settings
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.crosscheck import check_settings
+from relume.policies.degradation import degradation_settings
 from relume.policies.health import health_settings
 from relume.policies.liveness import overdue, stall
 from relume.policies.migration import migration_settings
@@ -22,6 +23,7 @@ SETTINGS: dict[str, Setting] = {
     **overdue.SETTINGS.settings,
     **canary_settings.SETTINGS.settings,
     **check_settings.SETTINGS.settings,
+    **degradation_settings.SETTINGS.settings,
 }
 CHOICES = {key: setting.choices for key, setting in SETTINGS.items() if setting.choices}
 INTEGERS = frozenset(key for key, setting in SETTINGS.items() if setting.kind is int)

@@ -11,7 +11,7 @@ from relume.chaos.scenario.schedule import Request
 from relume.chaos.validators.promises.requests.i10_recovery_bound import recoveries
 from relume.chaos.validators.records import Log, courses, events_of
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import HealthState, RequestOutcome, TransportKind
+from relume.events.vocabulary.enums import HealthState, RequestOutcome, ShedReason, TransportKind
 
 MS = 1e6
 """Nanoseconds in a millisecond."""
@@ -40,6 +40,9 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
         "moved_streams": _moved(log),
         "failed_attempts": _count(log, _is_failed_attempt),
         "breakers_opened": _count(log, _is_opening),
+        "levels_decided": _count(log, lambda event: type(event) is v.DegradationDecided),
+        "highest_level": _highest_level(log),
+        "degraded_refusals": _count(log, _is_degraded),
         "workers_quarantined": _count(log, _is_quarantine),
         "ttft_ms_mean": mean(ttft),
         "ttft_ms_p99": quantile(ttft, 0.99),
@@ -111,6 +114,15 @@ def _is_failed_attempt(event: Any) -> bool:
 
 def _is_opening(event: Any) -> bool:
     return type(event) is v.HealthDecided and event.state == HealthState.UNHEALTHY
+
+
+def _highest_level(log: Log) -> int:
+    events = (at.event for at in events_of(log, "fleet"))
+    return max((e.level for e in events if type(e) is v.DegradationDecided), default=0)
+
+
+def _is_degraded(event: Any) -> bool:
+    return type(event) is v.RequestShed and event.reason == ShedReason.DEGRADED
 
 
 def _is_quarantine(event: Any) -> bool:

@@ -224,6 +224,9 @@ FIGURES: Mapping[str, str] = {
     "moved_streams": "streams that continued on another worker",
     "failed_attempts": "attempts that a worker answered with an error",
     "breakers_opened": "decisions that a worker gets no requests because it fails",
+    "levels_decided": "changes of the level of degradation",
+    "highest_level": "highest level of degradation that was decided",
+    "degraded_refusals": "requests refused because of a level of degradation",
     "workers_quarantined": "decisions that a worker gets no requests because its answers are wrong",
     "ttft_ms_mean": "time to first token",
     "ttft_ms_p99": "time to first token",
@@ -237,11 +240,6 @@ FIGURES: Mapping[str, str] = {
 }
 
 PROMISES = (*(f"I{number}" for number in range(1, 20)), "I21", "I22", "I23", "I24", "I25", "I26")
-
-PROMISE_NEEDS: Mapping[str, str] = {
-    "I11": "relume.policies.degradation",
-}
-"""The module of the feature that a promise needs."""
 
 HARDWARE: Mapping[str, tuple[str, ...]] = {
     "tiny": ("cpu",),

@@ -42,6 +42,7 @@ from relume.controlplane.replica.loop import ReplicaConfig
 from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.crosscheck.check_settings import CrossCheckConfig
+from relume.policies.degradation.degradation_settings import ON, DegradationConfig
 from relume.policies.state.fleet import Fleet
 
 UP_S = 600.0
@@ -94,6 +95,9 @@ class SimFleet:
         if fleet.cross_checks:
             checks = msgspec.structs.replace(CrossCheckConfig(), **fleet.cross_checks)
             replica = msgspec.structs.replace(replica or ReplicaConfig(), cross_checks=checks)
+        if fleet.degradation:
+            levels = DegradationConfig(mode=ON, **fleet.degradation)
+            replica = msgspec.structs.replace(replica or ReplicaConfig(), degradation=levels)
         self.planes = {
             name: Plane(
                 loop, wires, self.etcd, name, replica,

@@ -151,6 +151,7 @@ class Host(Machine):
                 exact=exact,
                 hardware="sim",
                 step_tokens=spec.max_tokens,
+                max_seqs=spec.max_seqs,
             )
             agent.process.call_soon(reports.on_layout, Layout(family, size))
             agent.process.call_soon(reports.on_ready, ready)

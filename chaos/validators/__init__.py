@@ -35,7 +35,7 @@ from relume.chaos.validators.promises.requests import (
     i22_needless_failure,
     i25_told_truth,
 )
-from relume.chaos.validators.promises.service import i26_lost_speed
+from relume.chaos.validators.promises.service import i11_degradation, i26_lost_speed
 from relume.chaos.validators.promises.workers import (
     i8_budget,
     i9_breakers,
@@ -64,6 +64,7 @@ CHECKS: Mapping[str, Check] = {
     "I8": i8_budget.check,
     "I9": i9_breakers.check,
     "I10": i10_recovery_bound.check,
+    "I11": i11_degradation.check,
     "I12": i12_drained.check,
     "I13": i13_durable.check,
     "I14": i14_no_bad_block.check,

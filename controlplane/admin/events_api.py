@@ -29,6 +29,7 @@ DECISIONS = (
     v.DetailDecided,
     v.RequestHeld,
     v.RequestShed,
+    v.DegradationDecided,
 )
 PAGE_BUDGET_S = 5.0
 """A page that has to read the log stops after this and returns a cursor to continue from."""

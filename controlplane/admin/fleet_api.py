@@ -106,6 +106,10 @@ class FleetApi:
             raise NotFound(f"no worker {name!r}; see /admin/v1/workers", "name")
         return m.worker_info(self._replica.view, worker)
 
+    async def degradation(self, request: web.Request) -> m.DegradationList:
+        """GET degradation."""
+        return m.degradation_of(self._replica.fleet, request.query.get("model", ""))
+
     async def leader(self, request: web.Request) -> m.LeaderInfo:
         """GET leader."""
         fleet = self._replica.fleet

@@ -20,6 +20,10 @@ from relume.events.vocabulary.enums import (
     RequestState,
     WorkerState,
 )
+from relume.policies.degradation.capacity import serves
+from relume.policies.degradation.decisions import figures_of
+from relume.policies.degradation.degradation_settings import DegradationConfig
+from relume.policies.degradation.demand import leader_config, models_of
 from relume.policies.health.health_life import breaker_of
 from relume.policies.health.health_state import WorkerHealth
 from relume.policies.state import unreadable
@@ -109,6 +113,37 @@ class LeaderInfo(Struct, frozen=True, kw_only=True):
     healthy_since_tick: int
     answered_by: str
     answered_by_leads: bool
+
+
+class DegradationInfo(Struct, frozen=True, kw_only=True):
+    """Demand and capacity of one model, and its level of degradation since a tick (0: normal).
+    `known`: whether the figures are; else they are 0 and `served_permille` is -1. `usable_requests_s`
+    of `requests_s` count as capacity; `served_permille` of the demand is served with them.
+    `wanted_workers` would serve the demand; while unknown, as many as the model has."""
+
+    model: str
+    level: int
+    since_tick: int
+    known: bool
+    served_permille: int
+    workers: int
+    wanted_workers: int
+    sequences: int
+    requests_s: float
+    tokens_s: int
+    usable_requests_s: float
+    demand_requests_s: float
+    demand_tokens_s: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+class DegradationList(Struct, frozen=True):
+    """All models that have demand, by the fold at `revision`; none with `mode` off."""
+
+    revision: int
+    mode: str
+    models: list[DegradationInfo]
 
 
 class LogInfo(Struct, frozen=True, kw_only=True):
@@ -434,6 +469,48 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         drain_ticks_left=max(drain.deadline_tick - view.fleet.tick, 0)
         if drain.deadline_tick >= 0
         else -1,
+    )
+
+
+def degradation_of(fleet: Fleet, only: str = "") -> DegradationList:
+    """Demand, capacity and level of each model, or of one."""
+    config = leader_config(fleet)
+    found = [
+        _degradation_info(fleet, model, level.level, level.since, config)
+        for model, level in models_of(fleet).items()
+        if not only or model == only
+    ]
+    return DegradationList(fleet.revision, config.mode, found)
+
+
+def _degradation_info(
+    fleet: Fleet, model: str, level: int, since: int, config: DegradationConfig
+) -> DegradationInfo:
+    figures = figures_of(fleet, model, config)
+    if figures is None:
+        count = sum(worker.model == model for worker in fleet.workers.values())
+        return DegradationInfo(
+            model=model, level=level, since_tick=since, known=False, served_permille=-1,
+            workers=sum(serves(worker, model) for worker in fleet.workers.values()),
+            wanted_workers=count, sequences=0, requests_s=0, tokens_s=0, usable_requests_s=0,
+            demand_requests_s=0, demand_tokens_s=0, prompt_tokens=0, output_tokens=0,
+        )  # fmt: skip
+    return DegradationInfo(
+        model=model,
+        level=level,
+        since_tick=since,
+        known=True,
+        served_permille=figures.share,
+        workers=figures.capacity.workers,
+        wanted_workers=figures.wanted,
+        sequences=figures.capacity.sequences,
+        requests_s=figures.capacity.requests_per_ks / 1000,
+        tokens_s=figures.capacity.tokens_per_s,
+        usable_requests_s=figures.usable_per_ks / 1000,
+        demand_requests_s=figures.demand_per_ks / 1000,
+        demand_tokens_s=figures.demand_tokens_per_s,
+        prompt_tokens=figures.workload.prompt_tokens,
+        output_tokens=figures.workload.output_tokens,
     )
 
 

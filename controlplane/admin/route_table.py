@@ -185,6 +185,13 @@ def routes(
             *_FILTERS,
             statuses=(400, 410, 503),
         ),
+        get(
+            "/degradation",
+            fleet.degradation,
+            m.DegradationList,
+            "Demand, capacity, wanted workers and level of degradation by model",
+            Param("model", "query", "only this model"),
+        ),
         get("/leader", fleet.leader, m.LeaderInfo, "The leader"),
         Route(
             method="POST",

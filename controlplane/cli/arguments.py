@@ -8,6 +8,7 @@ from relume.controlplane.cli.admin_client import add_arguments as listing
 
 __all__ = [
     "config",
+    "degradation",
     "drain",
     "events",
     "incidents",
@@ -87,6 +88,24 @@ def incidents(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         default="",
         help="with show: write it as one OpenTelemetry trace (OTLP JSON) as well",
+    )
+    listing(parser)
+
+
+def degradation(parser: argparse.ArgumentParser) -> None:
+    """`relume degradation`."""
+    parser.add_argument("--model", default="", help="only this model")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=20,
+        help="maximum number of decisions, the newest (%(default)s)",
+    )
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        default="",
+        help="read a stored log, or an archive's directory, instead of asking the fleet",
     )
     listing(parser)
 

@@ -110,6 +110,15 @@ It prints what to try next. Everything it writes is under .relume/.""",
 A replica remembers the latest 200 since it started, or since the snapshot that it started from.
 For older ones name the archive of the log with --log.""",
     ),
+    "degradation": Command(
+        "demand and capacity by model, and why a level limits or refuses requests",
+        "relume.controlplane.cli.arguments:degradation",
+        "relume.controlplane.cli.degradation_command:degradation",
+        """
+  relume degradation                 each model, then the newest decisions with their figures
+  relume config set degradation.mode observe   decide and show levels, touch no request
+  relume degradation --log incident.rlog   of a stored log, or of an archive's directory""",
+    ),
     "why": Command(
         "why a request ran on the workers it ran on",
         "relume.controlplane.replay.replay_command:add_why_arguments",

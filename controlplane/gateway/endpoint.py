@@ -38,7 +38,12 @@ from relume.controlplane.gateway.http.request_headers import (
 )
 from relume.controlplane.gateway.http.server import ClientConnection
 from relume.controlplane.gateway.http.upstream import UpstreamPool
-from relume.controlplane.gateway.openai.body import BYTES_PER_TOKEN, parse, without_forbidden
+from relume.controlplane.gateway.openai.body import (
+    BYTES_PER_TOKEN,
+    limit_output,
+    parse,
+    without_forbidden,
+)
 from relume.controlplane.gateway.openai.priority import checkpoint_weight
 from relume.controlplane.gateway.openai.token_counts import Tokens
 from relume.controlplane.gateway.ports import Activity, SchedulerPort
@@ -418,6 +423,8 @@ class Gateway:
             require_json(request)
             parsed = parse(request.body, chat=routes.PROTECTED[request.path])
             model = parsed.model or self._only_model()
+            if limit := self._scheduler.waiting.output_limit(model):
+                parsed = limit_output(parsed, limit, chat=routes.PROTECTED[request.path])
             weight = checkpoint_weight(request.headers.get(PRIORITY_BYTES), parsed.priority)
             tier, ttft_ms = tier_of(request), ttft_of(request)
             tenant = self._keys.tenant_of(request) or ""
@@ -445,6 +452,7 @@ class Gateway:
             countable=parsed.countable,
             share=share,
             ttft_ms=ttft_ms,
+            output_limit=parsed.output_limit,
             may_keep=parsed.may_keep and not {tenant, share} & self.config.unkept_tenants,
         )
         context = self._context

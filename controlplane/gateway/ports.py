@@ -66,6 +66,10 @@ class AdmissionPort(Protocol):
         most `patience_s` for one. Raises LogError."""
         ...
 
+    def output_limit(self, model: str) -> int:
+        """Maximum of output tokens of an arrival for that model; 0: none."""
+        ...
+
     def close(self) -> None:
         """The gateway stops: queued requests are refused, and so is each later one that would
         wait."""

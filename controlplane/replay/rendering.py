@@ -154,6 +154,8 @@ def _arrived(event: v.RequestArrived) -> list[str]:
     ]
     reason = f": {event.reason}" if event.reason else ""
     lines.append(f"resume guarantee: {event.verdict}{reason}")
+    if event.output_limit:
+        lines.append(f"capacity was short: limited to {event.output_limit} output tokens")
     return lines
 
 
@@ -406,6 +408,41 @@ def _health(event: v.HealthDecided) -> list[str]:
     return lines
 
 
+_LEVELS = (
+    "normal",
+    "answers have a maximum length",
+    "requests of tier batch are refused",
+    "TTFT goals count twice",
+    "all new requests are refused",
+)
+
+
+def level_lines(event: v.DegradationDecided) -> list[str]:
+    """A change of level, and the figures that it rests on."""
+    meaning = _LEVELS[event.level] if 0 <= event.level < len(_LEVELS) else "unknown"
+    lines = [f"{event.model}: degradation level {event.level} ({meaning}), was {event.was}"]
+    if event.share < 0:
+        unknown = "levels are no longer decided"
+        if event.due_ticks >= 0:
+            unknown = f"capacity or demand is not known, for {_count(event.due_ticks, 'tick')}"
+        return [*lines, unknown]
+    rate = event.requests_per_ks / 1000
+    lines.append(
+        f"{_count(event.workers, 'worker')} can compute {rate:.2f} requests/s "
+        f"({event.tokens_per_s} tokens/s, {event.sequences} requests at once), of which "
+        f"{event.usable_per_ks / 1000:.2f} requests/s count"
+    )
+    lines.append(
+        f"{event.demand_per_ks / 1000:.2f} requests/s arrive, each of {event.prompt_tokens} prompt "
+        f"tokens to compute and {event.output_tokens} output tokens: "
+        f"{min(event.share / 10, 1000):.0f} % are served"
+    )
+    direction = "higher" if event.level > event.was else "lower"
+    lines.append(f"a {direction} level was due for {_count(event.due_ticks, 'tick')}")
+    lines.append(f"{_count(event.wanted, 'worker')} would serve the demand")
+    return lines
+
+
 def _ready(event: v.EngineReady) -> list[str]:
     inexact = ", ".join(f"{name} ({why})" for name, why in event.inexact)
     at = f"the engine {event.worker}:{event.incarnation} is ready"
@@ -533,6 +570,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
         if e.workers
         else f"verdicts on workers of {e.model} are no longer withheld"
     ],
+    v.DegradationDecided: level_lines,
     v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],
     v.WorkerForgotten: lambda e: [f"worker {e.worker} left long ago and is removed from the state"],
     v.ReplicaLost: lambda e: [f"its gateway {e.replica} is lost"],

@@ -521,12 +521,19 @@ _ANSWERS = (
     v.HealthDecided,
     v.VerdictsWithheld,
     v.CanaryValuesDecided,
+    v.DegradationDecided,
 )
 """What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` follow from leases,
 whose history is not in the log: they are facts to replay."""
 
 
-_OF_HEALTH = (v.HealthDecided, v.VerdictsWithheld, v.CanaryValuesDecided)
+_KINDS: dict[type, str] = {
+    v.HealthDecided: "health",
+    v.VerdictsWithheld: "health",
+    v.CanaryValuesDecided: "health",
+    v.DegradationDecided: "degradation",
+}
+"""By which version a leader decides what is not among its duties (`leader`)."""
 
 
 class _LeaderReplay:
@@ -587,8 +594,7 @@ class _LeaderReplay:
             verdict.differ(*place, "decision", event.detail, detail)
 
     def _answered(self, stream: str, position: int, event: Any) -> None:
-        about_health = type(event) in _OF_HEALTH
-        kind = "health" if about_health else "leader"
+        kind = _KINDS.get(type(event), "leader")
         if lacking := missing_of_leader(self._fleet, kind):
             self._verdict.cannot_take(lacking)
             self._owed.clear()

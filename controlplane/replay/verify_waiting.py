@@ -21,6 +21,7 @@ from relume.policies.admission.admission_queue import AdmissionQueue, QueueDecis
 from relume.policies.admission.admission_settings import config_of
 from relume.policies.admission.fair_queue import Entry
 from relume.policies.decision_versions import missing
+from relume.policies.degradation import effects
 from relume.policies.routing.saturation import held_back, saturation
 from relume.policies.state.overlay.view import View
 
@@ -88,6 +89,10 @@ class AdmissionReplay:
             self._compare(
                 position, event, event.behalf, self._evicted.pop(event.request, "no request")
             )
+        elif event.reason == admission_queue.DEGRADED:
+            refused = effects.refuses(self._view, event.model, event.tier)
+            retry_s = effects.retry_after_s(self._view, event.model)
+            self._compare(position, event, (True, event.retry_after_s), (refused, retry_s))
         elif waited is not None:
             in_time = event.at_us < waited.end_us and event.reason != admission_queue.STOPPING
             self._compare(position, event, False, in_time)

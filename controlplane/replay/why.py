@@ -21,7 +21,13 @@ from relume.events.log import codec
 from relume.events.log.entries import Entry, entries
 from relume.events.log.errors import LogError
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import AdminCommand, Exclusion, RouteCause, TransportKind
+from relume.events.vocabulary.enums import (
+    AdminCommand,
+    Exclusion,
+    RouteCause,
+    ShedReason,
+    TransportKind,
+)
 
 RESPONSE_PREFIXES = ("cmpl-", "chatcmpl-")
 """vLLM puts these before the x-request-id in its responses."""
@@ -123,6 +129,8 @@ class _Collector:
         """The latest decision about each worker's health, unless the chain has it."""
         self._drains: dict[str, Step] = {}
         """The latest command to drain each worker, unless the chain has it."""
+        self._levels: dict[str, Step] = {}
+        """The latest decision about each model's level."""
         self._owner = ""
         self._journal: dict[int, Step] = {}
         self._first = FirstTokens(self._why.first_tokens_us)
@@ -142,6 +150,8 @@ class _Collector:
                 self._why.steps.append(self._health.pop(event.worker))
         elif kind is v.AdminCommanded:
             self._commanded(entry, event)
+        elif kind is v.DegradationDecided:
+            self._levels[event.model] = Step(entry, event)
         elif kind is v.GroupsReceived:
             self._first.received(entry.stream, event)
         elif kind in OF_REQUEST:
@@ -174,7 +184,11 @@ class _Collector:
         found = self._why
         if type(event) is v.RequestArrived:
             found.arrived = event
+            if event.output_limit:
+                self._add_level(event.model)
             self._owner = entry.stream[2:]
+        elif type(event) is v.RequestShed and event.reason == ShedReason.DEGRADED:
+            self._add_level(event.model)
         elif type(event) is v.ClientReturned:
             self._owner = entry.stream[2:]
         elif type(event) is v.RouteDecided:
@@ -195,6 +209,11 @@ class _Collector:
         elif type(event) is v.RequestEnded:
             found.ended = event
         self._add(entry, event)
+
+    def _add_level(self, model: str) -> None:
+        """The decision by which the request was limited or refused, unless the chain has it."""
+        if (step := self._levels.pop(model, None)) is not None:
+            self._why.steps.append(step)
 
     def _changed(self, entry: Entry, event: v.EngineStep, change: Any) -> None:
         self._holders.setdefault((entry.stream[2:], event.incarnation), change.attempt)

@@ -27,6 +27,7 @@ from relume.policies.admission import admission_queue
 from relume.policies.admission.admission_queue import AdmissionQueue, QueueDecision
 from relume.policies.admission.admission_settings import WaitingConfig, config_of
 from relume.policies.admission.fair_queue import Entry
+from relume.policies.degradation import effects
 from relume.policies.routing import routing_settings
 from relume.policies.routing.saturation import (
     FREE,
@@ -42,6 +43,15 @@ AT_ONCE = 32
 """Maximum number of requests called or refused per turn of the loop."""
 RETRY_S = 5
 """Retry-after of a refusal without an estimate."""
+
+_FOR_LOAD = frozenset(admission_queue.REASONS) - {
+    admission_queue.NO_WORKER,
+    admission_queue.STOPPING,
+    admission_queue.DEGRADED,
+}
+"""Refusals that another request, or a later one, need not get: the others have status 503."""
+_UNQUEUED = QueueDecision(refused="", evicted=(), ahead_requests=0, ahead_tokens=0, predicted_us=-1)
+"""Of a request that the queue did not look at."""
 
 log = structlog.get_logger("relume.waiting")
 
@@ -86,6 +96,8 @@ class ReplicaAdmission:
         self, arrival: Arrival, caller: Caller, size: int, patience_s: float, nobody: bool
     ) -> Rejected | bool:
         """See WaitingPort.admit."""
+        if (refused := self._refused_by_level(arrival, size)) is not None:
+            return refused
         decisions, config, model = self._decisions, self.config, arrival.model
         if not config.requests or self._never_served(model):
             return False
@@ -96,20 +108,9 @@ class ReplicaAdmission:
             return False  # a request without a worker has that on record first
         patience_us = int(patience_s * 1e6)
         most_us = patience_us if cause == NO_WORKER else config.most_ms * 1000
-        entry = Entry(
-            request=arrival.request, model=model, rank=admission_queue.rank_of(arrival.tier), tenant=arrival.share,
-            tokens=admission_queue.cost(arrival.prompt_tokens, arrival.max_tokens), size=size, entered_us=now_us,
-            until_us=now_us + most_us, deadline_us=self._deadline_us(arrival, now_us),
-        )  # fmt: skip
+        entry = self._entry(arrival, size, now_us, most_us)
         if self._closed:
-            return self._shed(
-                entry,
-                admission_queue.STOPPING,
-                now_us,
-                QueueDecision(
-                    refused="", evicted=(), ahead_requests=0, ahead_tokens=0, predicted_us=-1
-                ),
-            )
+            return self._shed(entry, admission_queue.STOPPING, now_us, _UNQUEUED)
         judged = self.queue.enter(entry, now_us, config)
         if judged.refused:
             return self._shed(entry, judged.refused, now_us, judged)
@@ -142,6 +143,10 @@ class ReplicaAdmission:
         self._arm()
         return True
 
+    def output_limit(self, model: str) -> int:
+        """See WaitingPort.output_limit."""
+        return effects.output_limit(self._decisions.view, model)
+
     def close(self) -> None:
         """See WaitingPort.close."""
         self._closed = True
@@ -169,6 +174,28 @@ class ReplicaAdmission:
 
     # --- inside
 
+    def _entry(self, arrival: Arrival, size: int, now_us: int, most_us: int) -> Entry:
+        return Entry(
+            request=arrival.request,
+            model=arrival.model,
+            rank=admission_queue.rank_of(arrival.tier),
+            tenant=arrival.share,
+            tokens=admission_queue.cost(arrival.prompt_tokens, arrival.max_tokens),
+            size=size,
+            entered_us=now_us,
+            until_us=now_us + most_us,
+            deadline_us=self._deadline_us(arrival, now_us),
+        )
+
+    def _refused_by_level(self, arrival: Arrival, size: int) -> Rejected | None:
+        """The refusal of an arrival whose tier the fleet's level refuses."""
+        view = self._decisions.view
+        if not effects.refuses(view, arrival.model, arrival.tier):
+            return None
+        now_us = self._decisions.now_us()
+        entry = self._entry(arrival, size, now_us, 0)
+        return self._shed(entry, admission_queue.DEGRADED, now_us, _UNQUEUED)
+
     def _cause(self, model: str, now_us: int) -> str:
         view = self._decisions.view
         if self.queue.waiting(model):
@@ -190,6 +217,8 @@ class ReplicaAdmission:
             return now_us + arrival.ttft_ms * 1000
         config = routing_settings.config_of(self._decisions.view)
         slo_us = config.slo_us(arrival.tier) if config.shed == "on" else 0
+        if slo_us:
+            slo_us *= effects.slo_factor(self._decisions.view, arrival.model)
         return now_us + slo_us if slo_us else 0
 
     def _look(self) -> None:
@@ -267,6 +296,8 @@ class ReplicaAdmission:
         retry_s = RETRY_S
         if reason == admission_queue.STOPPING:
             retry_s = admission_queue.LEAST_RETRY_S
+        elif reason == admission_queue.DEGRADED:
+            retry_s = effects.retry_after_s(decisions.view, entry.model)
         elif reason != admission_queue.NO_WORKER:
             retry_s = queue.retry_s(entry.model, now_us, RETRY_S)
         try:
@@ -295,9 +326,8 @@ class ReplicaAdmission:
             )
         except LogError as error:
             log.error("refusal_not_written", reason=str(error), request=entry.request)
-        status = 503 if reason in (admission_queue.NO_WORKER, admission_queue.STOPPING) else 429
         return Rejected(
-            status,
+            429 if reason in _FOR_LOAD else 503,
             _refusal_text(reason, entry, judged, now_us),
             retry_s,
             error_codes.OF_REASONS[reason],
@@ -330,6 +360,8 @@ def _refusal_text(reason: ShedReason, entry: Entry, judged: QueueDecision, now_u
         return error_codes.NO_WORKER
     if reason == admission_queue.STOPPING:
         return error_codes.STOPPING_UNBEGUN
+    if reason == admission_queue.DEGRADED:
+        return error_codes.DEGRADED
     ahead = f"{judged.ahead_requests} requests go first"
     if judged.predicted_us >= 0:
         ahead += f", about {judged.predicted_us / 1e6:.1f} s"

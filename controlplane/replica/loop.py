@@ -43,6 +43,8 @@ from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.crosscheck import check_settings
 from relume.policies.crosscheck.check_settings import CrossCheckConfig
+from relume.policies.degradation import degradation_settings
+from relume.policies.degradation.degradation_settings import DegradationConfig
 from relume.policies.health import evidence, health_settings
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.liveness import overdue, stall
@@ -81,6 +83,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     canary: CanaryConfig = CanaryConfig()
     cross_checks: CrossCheckConfig = CrossCheckConfig()
     overdue: OverdueConfig = OverdueConfig()
+    degradation: DegradationConfig = DegradationConfig()
 
 
 class Watch(Protocol):
@@ -200,6 +203,7 @@ class Replica:
                 + overdue.settings_of(self.config.overdue)
                 + canary_settings.settings_of(self.config.canary)
                 + check_settings.settings_of(self.config.cross_checks)
+                + degradation_settings.settings_of(self.config.degradation)
                 + decision_versions.settings(),
             )
         )

@@ -170,6 +170,7 @@ class Scheduler:
                 trace=arrival.trace,
                 resumable=arrival.resumable,
                 grace_ticks=arrival.grace_ticks,
+                output_limit=arrival.output_limit,
             )
         )
         self.live[arrival.request] = LiveRequest(arrival)

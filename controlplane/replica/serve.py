@@ -27,6 +27,7 @@ from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.crosscheck.check_settings import CrossCheckConfig
+from relume.policies.degradation.degradation_settings import DegradationConfig
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.liveness.overdue import OverdueConfig
 from relume.policies.liveness.stall import StallConfig
@@ -179,6 +180,7 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
         overdue=OverdueConfig(**config.overdue_limits),
         canary=CanaryConfig(**config.canary_limits),
         cross_checks=CrossCheckConfig(**config.crosscheck_limits),
+        degradation=DegradationConfig(mode=config.degradation, **config.degradation_limits),
     )
 
 

@@ -22,6 +22,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     session id. `tier`: how soon it wants its first token. `countable`: its prompt is text or token
     ids. `share`: the tenant in whose share it waits. `ttft_ms`: deadline of its first token; 0:
     none. `may_keep`: its prompt may be kept after its end, until another engine has answered it too.
+    `output_limit`: what its `max_tokens` was lowered to, because capacity is short; 0: it was not.
     """
 
     request: str
@@ -49,6 +50,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     share: str = ""
     ttft_ms: int = 0
     may_keep: bool = False
+    output_limit: int = 0
 
 
 class Assignment(Struct, frozen=True, kw_only=True):

@@ -8,6 +8,10 @@ from relume.events.vocabulary.enums import ShedReason
 
 NO_WORKER = "no worker can take the request now; try again"
 NO_WORKER_READY = "no worker can serve requests now"
+DEGRADED = (
+    "the workers of this model cannot serve all that arrives, and requests of this x-relume-tier are "
+    "refused until they can; try again later, or with a higher tier"
+)
 NO_LOG = "the control plane cannot accept requests now: its event log is not writable"
 NO_DECISIONS = "the control plane cannot take decisions now: its event log is not writable"
 NO_RESUMPTION = "the control plane cannot resume streams now: its event log is not writable"
@@ -44,6 +48,7 @@ OF_MESSAGES: dict[str, str] = {
     TOO_MANY_BYTES: "overloaded",
     NOT_COMPARED: "corrupt_answer",
     CORRUPTED: "corrupt_answer",
+    DEGRADED: "capacity_short",
 }
 
 OF_REASONS: dict[ShedReason, str] = {
@@ -55,5 +60,6 @@ OF_REASONS: dict[ShedReason, str] = {
     ShedReason.TENANT_SHARE: "tenant_limit",
     ShedReason.NO_WORKER: OF_MESSAGES[NO_WORKER],
     ShedReason.STOPPING: OF_MESSAGES[STOPPING_UNBEGUN],
+    ShedReason.DEGRADED: OF_MESSAGES[DEGRADED],
 }
 """Of refusals by the admission queue; most of their messages contain figures."""

@@ -200,6 +200,8 @@ class Stream:
             reason = arrival.reason.encode("ascii", "replace").decode()
             reason = reason.replace("\r", " ").replace("\n", " ")
             headers = (*headers, (h.REASON, reason))
+        if arrival.output_limit:
+            headers = (*headers, (h.MAX_TOKENS, str(arrival.output_limit)))
         if self.stamp is not None and self.is_resumable:
             grace_s = str(self.limits.resume.grace_s)
             headers = (*headers, (h.RESUMABLE, grace_s))

@@ -138,6 +138,16 @@ _ROWS = (
        scope=FLEET),
     _m("unreadable_records", COUNTER,
        "Records of a stream of the log that this build cannot read", "stream", scope=FLEET),
+    _m("degradation_level", GAUGE,
+       "Level of degradation of the model: 0 normal, 1 shorter answers, 2 no batch tier, 3 later first "
+       "tokens, 4 no new requests; absent with degradation off", "model", scope=FLEET),
+    _m("capacity_requests_per_second", GAUGE,
+       "Requests that the workers of the model can compute and that count as capacity; absent while "
+       "unknown", "model", unit="requests/s", scope=FLEET),
+    _m("demand_requests_per_second", GAUGE,
+       "Requests for the model that arrive, refused ones included; absent while unknown", "model",
+       unit="requests/s", scope=FLEET),
+    _m("workers_wanted", GAUGE, "Workers that would serve the demand for the model", "model", scope=FLEET),
     _w("worker_requests_running", GAUGE, "Requests that the worker's scheduler has admitted"),
     _w("worker_requests_waiting", GAUGE, "Requests that the worker's scheduler has not admitted"),
     _w("worker_prefill_tokens_pending", GAUGE, "Prompt tokens the worker has not computed yet", unit="tokens"),

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from relume.controlplane.admin.checkpoints_api import balance_percent
 from relume.controlplane.admin.fleet_api import spool_bytes
+from relume.controlplane.admin.models import degradation_of
 from relume.controlplane.gateway.openai.token_counts import Tokens
 from relume.controlplane.history.history_keeper import KeeperStatus
 from relume.controlplane.replica.admission import ReplicaAdmission
@@ -99,6 +100,7 @@ class ReplicaCollector(Collector):
         if replica.upkeep is not None:
             yield from history(replica.upkeep)
         yield from workers(replica.view)
+        yield from degradation(fleet)
         yield from self._risen.of([*checkpoints(replica.view), *streams(fleet)])
         yield from queue(replica.scheduler.waiting)
 
@@ -224,6 +226,20 @@ def _worker_values(view: View, worker: Worker) -> tuple[float, ...]:
         worker.incarnation,
         worker.deaths,
     )
+
+
+def degradation(fleet: Fleet) -> Iterator[Any]:
+    """Level, capacity and demand of each model."""
+    level, wanted = family("degradation_level"), family("workers_wanted")
+    capacity = family("capacity_requests_per_second")
+    demand = family("demand_requests_per_second")
+    for found in degradation_of(fleet).models:
+        level.add_metric([found.model], found.level)
+        wanted.add_metric([found.model], found.wanted_workers)
+        if found.known:
+            capacity.add_metric([found.model], found.usable_requests_s)
+            demand.add_metric([found.model], found.demand_requests_s)
+    yield from (level, wanted, capacity, demand)
 
 
 def checkpoints(view: View) -> Iterator[Any]:

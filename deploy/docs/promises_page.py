@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deploy.docs.site import CHECKOUT
-from relume.chaos.scenario.catalogue import PROMISE_NEEDS
 from relume.chaos.validators import CHECKS
 
 VALIDATORS = "chaos/validators/promises"
@@ -84,7 +83,10 @@ PROMISES = {
             "wrong-silence",
         ),
     ),
-    "I11": Promise("Degradation is monotone in capacity, with hysteresis."),
+    "I11": Promise(
+        "Degradation is monotone in capacity, with hysteresis, and refuses what its level says.",
+        ("capacity-staircase", "demand-flaps"),
+    ),
     "I12": Promise(
         "After a drain no blocks, leases or streams are left.",
         ("clients-gone", "holder-killed", "disk-full"),
@@ -179,8 +181,6 @@ def rows() -> Iterator[str]:
         module = validator_of(name)
         if module:
             checked = f"`{module}`"
-        elif name in PROMISE_NEEDS:
-            checked = "none yet: the feature does not exist"
         else:
             checked = "**no checker yet**"
         changed = ", ".join(f"`{function}`" for function in mutated.get(name, ())) or "-"

@@ -329,6 +329,7 @@ async def _announce(state: Any) -> None:
             exact=plugin.exact(),
             hardware=plugin.hardware(config.parallel_config.world_size),
             step_tokens=config.scheduler_config.max_num_batched_tokens,
+            max_seqs=config.scheduler_config.max_num_seqs,
         )
     )
 

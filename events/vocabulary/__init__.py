@@ -38,6 +38,7 @@ from relume.events.vocabulary.leader_events import (
     CheckpointsReleased,
     CheckpointsVoided,
     ConfigChanged,
+    DegradationDecided,
     DetailDecided,
     Effect,
     EffectsDecided,
@@ -172,5 +173,6 @@ LEADER_EVENTS = (
     | HealthDecided
     | VerdictsWithheld
     | CanaryValuesDecided
+    | DegradationDecided
 )
 AnyEvent = WORKER_EVENTS | REPLICA_EVENTS | LEADER_EVENTS

@@ -358,6 +358,8 @@ class ShedReason(Word):
     NO_WORKER = "no worker"
     STOPPING = "stopping"
     """The gateway stops."""
+    DEGRADED = "degraded"
+    """The level of degradation of its model refuses its tier."""
 
 
 class MigrationCause(Word):

@@ -159,6 +159,44 @@ class CanaryValuesDecided(Event, frozen=True, tag="canary_values_decided/1", kw_
     """Workers in the class."""
 
 
+class DegradationDecided(Event, frozen=True, tag="degradation_decided/1", kw_only=True):
+    """Decision: what the fleet does without for a model, because its workers serve less than its
+    clients ask for; and the figures that it rests on. Without a figure the level falls: the demand
+    or the capacity is not known, or levels are no longer decided."""
+
+    model: str
+    level: int
+    """Level from here on: 0 normal, 1 shorter answers, 2 no batch tier, 3 later first tokens, 4 no
+    new requests."""
+    was: int
+    """Level before."""
+    since: int
+    """Tick from which it holds."""
+    due_ticks: int
+    """Ticks for which a higher level, or a lower one, had been due; -1: levels are no longer
+    decided."""
+    share: int = -1
+    """Part of the demand that is served, in thousandths; -1: unknown."""
+    workers: int = 0
+    """Workers that serve the model."""
+    wanted: int = 0
+    """Workers that would serve the demand."""
+    sequences: int = 0
+    """Requests that can run at once."""
+    requests_per_ks: int = 0
+    """Requests that the workers can compute in 1000 seconds."""
+    tokens_per_s: int = 0
+    """Prompt and output tokens that they can compute."""
+    usable_per_ks: int = 0
+    """Requests in 1000 seconds that count as capacity."""
+    demand_per_ks: int = 0
+    """Requests in 1000 seconds that arrive."""
+    prompt_tokens: int = 0
+    """Prompt tokens that are computed for the mean request."""
+    output_tokens: int = 0
+    """Tokens that the mean request generates."""
+
+
 class CheckpointsReleased(Event, frozen=True, tag="checkpoints_released/1"):
     """These requests ended, and some of their blocks are still held: each holder drops them. Sent
     once; what a holder misses expires."""

@@ -74,6 +74,8 @@ class RequestArrived(Event, frozen=True, tag="request_arrived/1", kw_only=True):
     """Digest of the resume token; empty: not resumable."""
     grace_ticks: int = 0
     """Ticks after its gateway's loss in which a client may return."""
+    output_limit: int = 0
+    """What `max_tokens` was lowered to, because capacity is short; 0: it was not."""
 
 
 class ClientReturned(Event, frozen=True, tag="client_returned/1", kw_only=True):

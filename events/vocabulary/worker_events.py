@@ -68,6 +68,8 @@ class EngineReady(Event, frozen=True, tag="engine_ready/1", kw_only=True):
     """Maximum tokens of one step; 0: unknown."""
     kind: EngineKind = EngineKind.VLLM
     """Empty: engine with the plugin; `plain`: a server without it."""
+    max_seqs: int = 0
+    """Maximum number of requests that run at once; 0: unknown."""
 
 
 class EngineDied(Event, frozen=True, tag="engine_died/1"):

@@ -68,6 +68,8 @@ VERDICT = "x-relume-verdict"
 """What a failure would do to this stream: exact, best_effort, sampled, replay or restart."""
 REASON = "x-relume-reason"
 """Why the guarantee is not exact."""
+MAX_TOKENS = "x-relume-max-tokens"
+"""What the request's maximum of output tokens was lowered to, because capacity is short."""
 PROTECTED = "x-relume-protected"
 """`no` in the answer to a call that the gateway relays without protection."""
 

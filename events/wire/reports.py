@@ -31,7 +31,8 @@ class Hello(msgspec.Struct, frozen=True):
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP server listens on `port`. `exact` maps a way to continue to its result: true, or the
     reason it is not exact. `hardware` it computes on; `step_tokens`: the most tokens of one step.
-    `kind`: empty for an engine with our plugin, `plain` for a server without it."""
+    `kind`: empty for an engine with our plugin, `plain` for a server without it. `max_seqs`: the most
+    requests that run at once; 0: unknown."""
 
     port: int
     max_model_len: int
@@ -43,6 +44,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     hardware: str = ""
     step_tokens: int = 0
     kind: str = ""
+    max_seqs: int = 0
 
 
 class Layout(msgspec.Struct, frozen=True):

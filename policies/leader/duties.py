@@ -23,6 +23,7 @@ from relume.events.vocabulary.enums import (
 )
 from relume.policies.canary import canary_settings
 from relume.policies.crosscheck import disputes
+from relume.policies.degradation import decisions
 from relume.policies.health import canary_evidence, cross_check_evidence, evidence
 from relume.policies.health.health_life import is_quarantined
 from relume.policies.health.judgement import LeaderSettings
@@ -63,8 +64,8 @@ def step(fleet: Fleet, event: Any) -> list[Any]:
 
 def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
     """Declare lost what has been without owner long enough, remove what has been for very long, end
-    orphans, release blocks of ended requests, and send again the effects that agents have not
-    answered."""
+    orphans, release blocks of ended requests, send again the effects that agents have not
+    answered, and decide how short of capacity the fleet is."""
     out = _unanswered(fleet, event.number)
     if released := coverage.to_release(fleet, event.number):
         out.append(v.CheckpointsReleased(released))
@@ -79,7 +80,7 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
         if replica.alive and _gone(fleet, f"r.{replica.name}", event.number):
             out.append(v.ReplicaLost(replica.name, replica.epoch))
     out += departed_workers.due(fleet, event.number)
-    return out
+    return out + decisions.owed(fleet)
 
 
 def _unanswered(fleet: Fleet, tick: int) -> list[Any]:

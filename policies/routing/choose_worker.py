@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from relume.events.vocabulary import Candidate
 from relume.events.vocabulary.enums import Exclusion
+from relume.policies.degradation import effects
 from relume.policies.routing import estimate_index, first_token_v1, prefix_hits, selection
 from relume.policies.routing.cost_index import CostIndex, cost_of
 from relume.policies.routing.cost_index import of as ranked
@@ -151,11 +152,12 @@ def selected(view: View, query: RouteQuery, policy: str) -> Choice:
     model = query.model
     index = selection.index_of(view, model, policy)
     config, count = index.config, len(index.workers)
+    slo_us = config.slo_us(query.tier)
     query = replace(
         query,
         at_us=max(view.now_us, 0),
         hits=prefix_hits.of(view, model, query.prefix),
-        slo_us=config.slo_us(query.tier),
+        slo_us=slo_us * effects.slo_factor(view, model) if slo_us else 0,
         shed=config.shed == "on",
     )
     whole = count <= WHOLE

@@ -185,6 +185,7 @@ _NAMES: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.CanaryValuesDecided: _nobody,
     v.HealthDecided: _target,
     v.VerdictsWithheld: _nobody,
+    v.DegradationDecided: _nobody,
     v.Tick: _nobody,
 }
 """Events that come all the time. Any other may touch everything."""

@@ -19,6 +19,7 @@ from relume.events.vocabulary.enums import (
 )
 from relume.policies.canary.canary_state import CanaryRecord, ClassValues
 from relume.policies.crosscheck.check_state import CheckRecord, Dispute
+from relume.policies.degradation.degradation_state import ModelDemand
 from relume.policies.health.health_state import StepPace, WorkerHealth
 
 
@@ -194,6 +195,7 @@ class Worker(Struct, kw_only=True):
     canary: CanaryRecord | UnsetType = UNSET
     checks: CheckRecord | UnsetType = UNSET
     drain: Drain | UnsetType = UNSET
+    max_seqs: int | UnsetType = UNSET
 
 
 class Request(Struct, kw_only=True):
@@ -404,7 +406,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
     `steptimes`: by class of worker. `withheld`: by model, workers against which verdicts are withheld
     (unset before the first); `canaries`: by class, the golden values; `disputes`: by request, those
-    about answers.
+    about answers; `demand`: by model, where degradation is decided.
     `unacknowledged` (`unheard` in snapshots): see
     `relume.policies.state.lifecycles.unacknowledged`. What is no field
     (`relume.policies.state.dirty_set`) is no part of the state.
@@ -442,6 +444,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     canaries: dict[str, ClassValues] | UnsetType = UNSET
     disputes: dict[str, Dispute] | UnsetType = UNSET
     unreadable: dict[str, UnreadableRecords] | UnsetType = UNSET
+    demand: dict[str, ModelDemand] | UnsetType = UNSET
 
 
 _UNTOLD = Cached()

@@ -15,6 +15,7 @@ from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import RequestOutcome
+from relume.policies.degradation import decisions, demand
 from relume.policies.health import evidence
 from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.state import (
@@ -269,6 +270,7 @@ def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnd
         step_times.first_token(fleet, request, event.ttft_us)
         if event.outcome == RequestOutcome.COMPLETED:
             evidence.succeeded(fleet, request)
+            demand.completed(fleet, request.model, event)
     unacknowledged.ended(fleet, event.request)
     coverage.forget(fleet, event.request)
     evidence.ended(fleet, event, _with_last(fleet, request, event, places))
@@ -382,5 +384,5 @@ def _then(first: evidence.Handler, second: evidence.Handler) -> evidence.Handler
     return both
 
 
-for _kind, _also in evidence.HANDLERS.items():
+for _kind, _also in (*evidence.HANDLERS.items(), *decisions.HANDLERS.items()):
     _HANDLERS[_kind] = _then(_HANDLERS[_kind], _also) if _kind in _HANDLERS else _also

@@ -199,3 +199,24 @@ async def test_the_book_of_requests_is_bounded():
             )
     assert len(book.courses) <= 20 and len(book._of_client) <= 20
     assert book.find("c998") == "r998" and book.find("c1") == ""
+
+
+async def test_degradation_shows_level_and_wanted_workers_of_each_model():
+    async with Scene(lead=False) as scene:
+        await scene.worker("w0")
+        async with scene.log.writer("fleet") as leader:
+            leader.append(
+                v.ConfigChanged("degradation.mode", "on"),
+                v.LeaderElected("r0", scene.replica.boot),
+                v.Tick(0, 1000),
+                v.DegradationDecided(model="tiny", level=2, was=0, since=0, due_ticks=3, share=600),
+            )
+            await scene.until(lambda: scene.replica.fleet.tick == 0)
+            await scene.until(lambda: scene.replica.fleet.demand["tiny"].level == 2)
+            status, answer = await scene.call("degradation")
+            assert status == 200 and answer["mode"] == "on"
+            (found,) = answer["models"]
+            assert (found["model"], found["level"], found["known"]) == ("tiny", 2, False)
+            assert (found["workers"], found["wanted_workers"]) == (1, 1)
+            _, other = await scene.call("degradation?model=other")
+            assert other["models"] == []

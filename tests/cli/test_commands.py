@@ -317,3 +317,32 @@ def test_up_hands_the_routing_policy_to_its_replicas() -> None:
     assert told.checkpoint_mb == 0
     usual = up.options_of(parser.parse_args([]))
     assert usual.replica_args[:2] == ("--policy", "predicted_ttft")
+
+
+async def test_degradation_says_why_each_level_was_decided(relume):
+    async with Scene(lead=False) as scene:
+        code, out, _ = await relume(scene, "degradation")
+        assert code == 0 and "off: set --degradation" in out
+        await scene.worker("w0")
+        async with scene.log.writer("fleet") as leader:
+            leader.append(
+                v.ConfigChanged("degradation.mode", "on"),
+                v.LeaderElected("r0", scene.replica.boot),
+                v.DegradationDecided(
+                    model="tiny", level=2, was=0, since=0, due_ticks=3, share=600, workers=1,
+                    wanted=2, sequences=9, requests_per_ks=2000, tokens_per_s=400,
+                    usable_per_ks=1800, demand_per_ks=3000, prompt_tokens=100, output_tokens=100,
+                ),
+                v.DegradationDecided(model="tiny", level=1, was=2, since=9, due_ticks=5),
+            )  # fmt: skip
+            await scene.until(lambda: "fleet" in scene.replica.fleet.streams)
+            code, out, _ = await relume(scene, "degradation")
+            assert code == 0 and "tiny: degradation level 2" in out
+            assert "3.00 requests/s arrive" in out and "60 % are served" in out
+            assert "tiny: degradation level 1" in out and "is not known, for 5 ticks" in out
+            code, out, _ = await relume(scene, "degradation", "--json", "--limit", "1")
+            found = json.loads(out)
+            assert [d["level"] for d in found["decisions"]] == [1]
+            assert [m["level"] for m in found["models"]] == [1]
+            code, out, _ = await relume(scene, "degradation", "--model", "other")
+            assert code == 0 and "degradation level" not in out

@@ -387,9 +387,13 @@ class NoRoom:
 
     def __init__(self) -> None:
         self.closed = False
+        self.limit = 0
 
     def admit(self, arrival, caller, size, patience_s, nobody) -> bool:
         return False
+
+    def output_limit(self, model: str) -> int:
+        return self.limit
 
     def close(self) -> None:
         self.closed = True

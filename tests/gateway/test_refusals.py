@@ -154,3 +154,13 @@ async def test_workers_that_fail_otherwise_leave_the_request_to_the_next(rig, st
         answer = await r.ask(TEXT, body())
         assert answer.status == 200
         assert observed(r) == ["engine_error"] * 2
+
+
+async def test_a_request_is_limited_while_capacity_is_short_and_its_answer_says_so(rig):
+    async with rig() as r:
+        r.scheduler.waiting.limit = 5
+        answer = await r.ask(TEXT, body(max_tokens=50))
+        assert answer.headers["x-relume-max-tokens"] == "5"
+        assert json.loads(r.engines[0].seen[-1].body)["max_tokens"] == 5
+        within = await r.ask(TEXT, body(max_tokens=4))
+        assert "x-relume-max-tokens" not in within.headers

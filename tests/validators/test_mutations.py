@@ -163,6 +163,30 @@ def i10(run: Outcome) -> Outcome:
     return client(run, 5, gaps_ms=[10_500.0])
 
 
+def i11(run: Outcome) -> Outcome:
+    """A level is decided for which too much of the demand is served."""
+    decision = v.DegradationDecided(
+        model=event(run, v.RequestArrived).model, level=2, was=0, since=9, due_ticks=3, share=900,
+        workers=1, wanted=2, requests_per_ks=900, usable_per_ks=900, demand_per_ks=1000,
+    )  # fmt: skip
+    return more(run, "fleet", decision)
+
+
+def i11_refused(run: Outcome) -> Outcome:
+    """A request is refused because of a level, and none was decided."""
+    arrived = replace(event(run, v.RequestArrived), request="late", client_id="late")
+    refused = v.RequestShed(
+        decision="r0.b.x", basis=v.Basis(run.groups[-1].revision, 1 << 30), request="late",
+        at_us=0, reason="degraded", model=arrived.model, tier="batch", tenant="", tokens=1, size=1,
+        deadline_us=0, waited_us=-1, ahead_requests=0, ahead_tokens=0, predicted_us=-1, depth=0,
+        retry_after_s=1,
+    )  # fmt: skip
+    ended = replace(
+        event(run, v.RequestEnded), request="late", attempts=0, tokens=0, outcome="rejected"
+    )
+    return more(run, "r.r0", arrived, refused, ended)
+
+
 def i12(run: Outcome) -> Outcome:
     return more(
         run,
@@ -343,13 +367,14 @@ def i24(run: Outcome) -> Outcome:
 
 MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
     "I1": (i1,), "I2": (i2, i2_cut), "I3": (i3,), "I4": (i4,), "I5": (i5,), "I6": (i6,),
-    "I7": (i7,), "I8": (i8,), "I9": (i9,), "I10": (i10,), "I12": (i12,), "I13": (i13,), "I14": (i14,),
+    "I7": (i7,), "I8": (i8,), "I9": (i9,), "I10": (i10,), "I11": (i11, i11_refused),
+    "I12": (i12,), "I13": (i13,), "I14": (i14,),
     "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again), "I19": (i19,), "I21": (i21,),
     "I22": (i22, i22_busy), "I23": (i23,), "I24": (i24,), "I25": (i25, i25_error),
     "I26": (i26,),
 }  # fmt: skip
 
-ALSO = {"I9": {"I7"}, "I18": {"I7"}, "I22": {"I25"}, "I23": {"I7"}, "I24": {"I7"}}
+ALSO = {"I9": {"I7"}, "I11": {"I7"}, "I18": {"I7"}, "I22": {"I25"}, "I23": {"I7"}, "I24": {"I7"}}
 """What must be broken with it: the policy is right, so replay finds another decision too; and all
 answers in this log are whole, so an error is not what it says. Seeded bugs
 in the policies (`tests/runner/decision_plants.py`) break these promises alone, and so do the tests

@@ -203,6 +203,8 @@ def options_of(
     waiting = ["--waiting-limits", ",".join(waiting)] if waiting else []
     checks = [f"{name}={value}" for name, value in fleet.cross_checks.items()]
     checks = ["--crosscheck-limits", ",".join(checks)] if checks else []
+    levels = [f"{name}={value}" for name, value in fleet.degradation.items()]
+    levels = ["--degradation", "on", "--degradation-limits", ",".join(levels)] if levels else []
     return FleetOptions(
         workers=len(schedule.workers),
         replicas=len(schedule.control_planes),
@@ -216,7 +218,7 @@ def options_of(
         ready_timeout_s=120.0,
         checkpoint_mb=fleet.checkpoint_mb,
         checkpoint_file_mb=fleet.checkpoint_file_mb,
-        replica_args=("--prefix", prefix, *NEVER, *waiting, *checks),
+        replica_args=("--prefix", prefix, *NEVER, *waiting, *checks, *levels),
     )
 
 

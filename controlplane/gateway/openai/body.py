@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from relume.controlplane.gateway.errors import ClientError
 from relume.controlplane.gateway.openai.classify import classify
@@ -48,7 +49,8 @@ class ParsedBody(Struct, frozen=True, kw_only=True):
     `prompt_tokens` is an estimate where `estimated`; `max_tokens` 0: not given. `verdict`
     and what follows it: see `classify.Classification`. `priority` as vLLM has it: lower is more
     urgent. `countable`: its prompt is text or token ids. `may_keep`: it does not say `"store": false`,
-    and has no salt that sets it apart from other requests."""
+    and has no salt that sets it apart from other requests. `output_limit`: the limit that `max_tokens`
+    was lowered to; 0: it was not."""
 
     model: str
     stream: bool
@@ -63,6 +65,7 @@ class ParsedBody(Struct, frozen=True, kw_only=True):
     priority: int = 0
     countable: bool = False
     may_keep: bool = False
+    output_limit: int = 0
 
 
 def _number(low: float, high: float, low_open: bool = False) -> Callable[[str, Any], None]:
@@ -159,6 +162,21 @@ def parse(body: bytes, *, chat: bool) -> ParsedBody:
         countable=not fields.get("multimodal") and "prompt_embeds" not in fields,
         may_keep=fields.get("store") is not False and not fields.get("cache_salt"),
     )
+
+
+def limit_output(parsed: ParsedBody, limit: int, *, chat: bool) -> ParsedBody:
+    """The same with at most `limit` output tokens, or with its `min_tokens` if that is more; itself
+    if it wants no more."""
+    members = _members(parsed.body)
+    least = _value(members["min_tokens"]) if "min_tokens" in members else None
+    limit = max(limit, least or 0)
+    if 0 < parsed.max_tokens <= limit:
+        return parsed
+    name = "max_tokens"
+    if chat and "max_completion_tokens" in members:
+        name = "max_completion_tokens"
+    members[name] = Raw(str(limit).encode())
+    return replace(parsed, max_tokens=limit, output_limit=limit, body=msgspec.json.encode(members))
 
 
 def _members(body: bytes) -> dict[str, Raw]:

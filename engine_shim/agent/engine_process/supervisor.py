@@ -375,6 +375,7 @@ class Supervisor:
                 hardware=ready.hardware,
                 step_tokens=ready.step_tokens,
                 kind=EngineKind(ready.kind),
+                max_seqs=ready.max_seqs,
             )
         )
         self.phase = "ready"

@@ -84,6 +84,7 @@ def _on_ready(fleet: Fleet, stream: str, epoch: int, event: v.EngineReady) -> No
     worker.block_size = event.block_size
     worker.kv_blocks = event.kv_blocks
     worker.step_tokens = event.step_tokens
+    worker.max_seqs = event.max_seqs or UNSET
     step_times.ready(fleet, worker, event.hardware)
     coverage.ready(fleet, worker, event)
     worker.restart_delay_ms = 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relume.controlplane.gateway.errors import ClientError
-from relume.controlplane.gateway.openai.body import parse
+from relume.controlplane.gateway.openai.body import limit_output, parse
 
 GREEDY = {"model": "m", "prompt": "hello", "temperature": 0}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
@@ -285,3 +285,35 @@ def test_any_bytes_are_parsed_or_refused(body, is_chat):
         parse(body, chat=is_chat)
     except ClientError as error:
         assert 400 <= error.status < 500
+
+
+def limited(limit: int, chat: bool = False, **extra: object) -> tuple[dict[str, object], int, int]:
+    """The body with a limit of output tokens, its `max_tokens`, and the limit that was applied."""
+    given = json.dumps({**(CHAT if chat else GREEDY), **extra}).encode()
+    found = limit_output(parse(given, chat=chat), limit, chat=chat)
+    body = json.loads(found.body)
+    assert parse(found.body, chat=chat).max_tokens == found.max_tokens
+    assert {k: v for k, v in body.items() if "tokens" not in k} == (CHAT if chat else GREEDY)
+    return body, found.max_tokens, found.output_limit
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_limit_lowers_what_a_request_may_generate(chat: bool) -> None:
+    body, most, applied = limited(100, chat, max_tokens=500)
+    assert body["max_tokens"] == most == applied == 100
+    body, most, applied = limited(100, chat, max_tokens=99)
+    assert (body["max_tokens"], most, applied) == (99, 99, 0)
+
+
+def test_a_limit_applies_where_none_was_given_and_to_the_name_that_was() -> None:
+    body, *_ = limited(100, chat=True)
+    assert body["max_tokens"] == 100
+    body, *_ = limited(100, chat=True, max_completion_tokens=700)
+    assert body["max_completion_tokens"] == 100 and "max_tokens" not in body
+    body, most, applied = limited(100)
+    assert ("max_tokens" in body, most, applied) == (False, 16, 0), "vLLM's own default is lower"
+
+
+def test_no_limit_is_below_what_a_request_must_generate() -> None:
+    body, most, applied = limited(100, max_tokens=500, min_tokens=300)
+    assert body["max_tokens"] == most == applied == 300

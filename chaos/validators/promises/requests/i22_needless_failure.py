@@ -10,6 +10,7 @@ failure without an explanation breaks the promise.
   may not know yet, or know already.
 - 503: it waited for the whole time that the settings give, or its replica stood still for so long, or
   no engine that a fault left reachable served for `LEAST_S` on end within it.
+- 503 because of a level of degradation: I11 judges whether the level refuses it.
 - 429: it waited for the whole time in the queue, or the queue was full, or the share of its tenant.
   At most so many wait as were sent to its replica, had no answer, and were taken by no engine. It is
   needless if an engine that no fault had struck had no request for `IDLE_MS` before and after.
@@ -36,8 +37,10 @@ from relume.chaos.validators.records import (
     ClientRecord,
     Course,
     Entry,
+    Log,
     Violation,
     courses,
+    events_of,
     log_of,
     of_clients,
 )
@@ -45,7 +48,7 @@ from relume.chaos.validators.service_limits import ServiceLimits, limits_of
 from relume.chaos.validators.strikes import FELT_MS, WRONG_WEIGHTS, Strike, is_struck
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import Guarantee, TransportKind
+from relume.events.vocabulary.enums import Guarantee, ShedReason, TransportKind
 
 PROMISE = "I22"
 GONE, BUSY, NO_WORKER = 410, 429, 503
@@ -83,7 +86,7 @@ def check(
     if truth is None:
         return []
     log = log_of(groups)
-    rules = _Rules(truth, began_ms, away, strikes, limits or limits_of({}))
+    rules = _Rules(truth, began_ms, away, strikes, limits or limits_of({}), _degraded(log))
     return [
         Violation(PROMISE, client.request, text)
         for client, course in of_clients(courses(log), clients)
@@ -102,7 +105,9 @@ class _Rules:
         away: Collection[str],
         strikes: Sequence[Strike],
         limits: ServiceLimits,
+        degraded: Collection[str],
     ) -> None:
+        self._degraded = degraded
         self._truth = truth
         self._began_ms = began_ms
         self._reachable = [worker for worker in truth.serving if worker not in away]
@@ -122,6 +127,8 @@ class _Rules:
             return
         if call.status == BUSY:
             yield from self._not_full(call)
+            return
+        if call.status == NO_WORKER and course is not None and course.request in self._degraded:
             return
         since_ns = self._waits_since(call, course)
         waited_ms = (call.ended_ns - since_ns) // MS
@@ -337,6 +344,15 @@ class _Queue:
             for key, came in self._came.items()
             if key[1] == tenant and (key[0] in ("", gateway) or not gateway)
         )
+
+
+def _degraded(log: Log) -> frozenset[str]:
+    """Requests that were refused because of a level of degradation."""
+    return frozenset(
+        at.event.request
+        for at in events_of(log, "r.")
+        if type(at.event) is v.RequestShed and at.event.reason == ShedReason.DEGRADED
+    )
 
 
 def _is_fragile(call: ClientCall, course: Course) -> bool:

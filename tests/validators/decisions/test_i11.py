@@ -1,0 +1,130 @@
+"""I11: what a log of decisions about levels must be like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relume.chaos.validators.promises.service import i11_degradation
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import ShedReason, Tier
+from tests.policies.degradation.short_fleet import ShortFleet
+from tests.policies.story import MODEL, arrived, decided
+
+
+def short(**change: Any) -> ShortFleet:
+    """A fleet that lost three of four workers, and got them back. `change`: to its decisions."""
+    fleet = ShortFleet()
+    rate = fleet.rate()
+    fleet.change = change
+    fleet.lose("w1", "w2", "w3")
+    fleet.ticks(8, rate)
+    for name in ("w1", "w2", "w3"):
+        fleet.worker(name, incarnation=2)
+    fleet.ticks(3, rate)
+    return fleet
+
+
+def found(fleet: ShortFleet) -> str:
+    return "\n".join(map(str, i11_degradation.check(fleet.groups, [])))
+
+
+def shed(fleet: ShortFleet, tier: str, revision: int = 0) -> None:
+    """r0 refuses a request of that tier because of a level, at a basis."""
+    fleet.tell(
+        "r.r0",
+        arrived("late"),
+        v.RequestShed(
+            decision="r0.b.x", basis=v.Basis(revision or fleet.revision, 1), request="late",
+            at_us=0, reason=ShedReason.DEGRADED, model=MODEL, tier=Tier(tier), tenant="", tokens=1,
+            size=1, deadline_us=0, waited_us=-1, ahead_requests=0, ahead_tokens=0, predicted_us=-1,
+            depth=0, retry_after_s=1,
+        ),
+    )  # fmt: skip
+
+
+def test_a_fleet_that_degrades_and_recovers_keeps_the_promise() -> None:
+    fleet = ShortFleet()
+    rate = fleet.rate()
+    fleet.lose("w1", "w2", "w3")
+    fleet.ticks(8, rate)
+    shed(fleet, "batch")
+    for name in ("w1", "w2", "w3"):
+        fleet.worker(name, incarnation=2)
+    fleet.ticks(30, rate)
+    assert [d.level for d in fleet.decisions] == [3, 2, 1, 0]
+    assert found(fleet) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"level": 2}, "level 3 was due"),
+        ({"level": 4}, "level 3 was due"),
+        ({"share": 100}, "thousandths of the demand, which are"),
+        ({"due_ticks": 1}, "after 1 ticks, not 2"),
+        ({"was": 1}, "but it was 0"),
+        ({"workers": 0}, "more counts as capacity than there is"),
+        ({"usable_per_ks": 1, "share": 0, "level": 4, "demand_per_ks": 5000}, "in 1000 s arrived"),
+    ],
+)
+def test_a_decision_that_does_not_follow_is_named(change: dict[str, Any], text: str) -> None:
+    assert text in found(short(**change))
+
+
+def test_more_capacity_that_gets_a_higher_level_is_named() -> None:
+    fleet = ShortFleet()
+    for level, share in ((1, 600), (0, 2000), (2, 700)):
+        decision = v.DegradationDecided(
+            model=MODEL, level=level, was=fleet.demand().level, since=fleet.fleet.tick,
+            due_ticks=9, share=share, workers=4, usable_per_ks=share, requests_per_ks=share,
+            demand_per_ks=1000,
+        )  # fmt: skip
+        fleet.tell("fleet", decision)
+    text = "level 0 -> 2 with 700 thousandths of the demand served, and -> 1 with 600"
+    assert text in found(fleet)
+
+
+def test_a_fall_by_more_than_one_level_is_named() -> None:
+    fleet = short()
+    fleet.change = {"level": 1}
+    fleet.ticks(3, fleet.rate() // 2)
+    assert "it fell by more than one" in found(fleet)
+
+
+def test_a_refusal_that_no_level_explains_is_named() -> None:
+    fleet = short()
+    before = next(g.revision for g in fleet.groups if any(s.stream == "fleet" for s in g.segments))
+    shed(fleet, "batch")
+    assert found(fleet) == ""
+    shed(fleet, "standard")
+    assert "refused for its level, which was 3 (tier standard)" in found(fleet)
+    shed(other := short(), "batch", before)
+    assert "refused for its level, which was 0 (tier batch)" in found(other)
+
+
+def test_a_refusal_while_levels_are_only_observed_is_named() -> None:
+    fleet = short()
+    fleet.tell("fleet", v.ConfigChanged("degradation.mode", "observe"))
+    shed(fleet, "batch")
+    assert "refused for its level" in found(fleet)
+
+
+def test_a_request_that_is_served_although_its_level_refuses_it_is_named() -> None:
+    fleet = short()
+    fleet.lose("w0")
+    fleet.tell("fleet", v.DegradationDecided(model=MODEL, level=4, was=3, since=0, due_ticks=3))
+    sent = decided("late", basis=v.Basis(fleet.revision, 1))
+    fleet.tell("r.r0", arrived("late"), sent)
+    assert "sent to a worker, although level 4 refuses tier standard" in found(fleet)
+
+
+def test_an_output_that_is_limited_without_a_level_is_named() -> None:
+    fleet = ShortFleet()
+    limited = v.RequestArrived(
+        request="late", model=MODEL, route="completions", stream=True, prompt_tokens=9,
+        max_tokens=9, verdict="exact", output_limit=9,
+    )  # fmt: skip
+    fleet.tell("r.r0", limited)
+    assert "its output was limited, and no level was decided" in found(fleet)
