@@ -97,6 +97,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet, traffic = _with_queueing(seed, fleet, traffic)
     fleet, traffic, again = _in_recovery(seed, fleet, traffic, without)
     traffic = _clients(seed, traffic)
+    fleet, traffic = _short_of_capacity(seed, fleet, traffic)
     fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
     fleet, flipped = _flipped(seed, fleet, without)
     fleet, unseen = _checked(seed, fleet, without)
@@ -272,6 +273,22 @@ def _clients(seed: int, traffic: Traffic) -> Traffic:
     rng = Random(f"compose-unusual:{seed}")
     unusual = rng.choice((0.2, 0.5, 1.0))
     return replace(traffic, unusual=unusual) if rng.random() < 0.25 else traffic
+
+
+def _short_of_capacity(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traffic]:
+    """In one of twelve seeds, so little of the capacity counts that the fleet degrades soon, and the
+    traffic lasts for it. Drawn separately, as above."""
+    rng = Random(f"compose-degraded:{seed}")
+    limits = {
+        "window_ticks": rng.randint(2, 5), "rise_ticks": rng.randint(1, 3),
+        "fall_ticks": rng.randint(1, 4), "usable_percent": rng.choice((1, 1, 2, 4, 90)),
+    }  # fmt: skip
+    per_s = round(rng.uniform(3, 10), 2)
+    if rng.random() >= 1 / 12:
+        return fleet, traffic
+    tiers = (Tier("interactive", 0.25), Tier("standard", 0.25), Tier("batch", 0.5))
+    traffic = replace(traffic, arrivals=Poisson(per_s), requests=int(per_s * 30), tiers=tiers)
+    return replace(fleet, degradation=limits), traffic
 
 
 def _while_away(

@@ -59,6 +59,19 @@ def test_so_is_one_that_the_log_never_had() -> None:
     assert "503 after 100 ms" in found(told, truth())
 
 
+def test_one_that_a_level_of_degradation_explains_is_left_to_i11() -> None:
+    told = story(0.1)
+    refused = v.RequestShed(
+        decision="r0.b.1", basis=v.Basis(1, 1), request="q1", at_us=0, reason="degraded", model="m",
+        tier="batch", tenant="", tokens=1, size=1, deadline_us=0, waited_us=-1, ahead_requests=0,
+        ahead_tokens=0, predicted_us=-1, depth=0, retry_after_s=1,
+    )  # fmt: skip
+    told.tell("r.r0", replace(refused, request="another"))
+    assert "503 after 100 ms" in found(told, truth())
+    told.tell("r.r0", refused)
+    assert found(told, truth()) == ""
+
+
 def test_one_after_the_whole_wait_is_not() -> None:
     assert found(story(30), truth(at_s=30)) == ""
 
