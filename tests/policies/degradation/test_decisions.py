@@ -116,10 +116,10 @@ def test_arrivals_of_an_outage_that_land_at_once_are_no_demand(fleet: ShortFleet
     fleet.ticks(6, rate // 4)
     number = fleet.fleet.tick + 1
     fleet.tell("fleet", v.Tick(number, fleet.fleet.tick_unix_ms + 60_000))
-    for _ in range(rate * 20):
-        fleet.request()
-    for _ in range(20):
+    for at in range(20):
         number += 1
+        for _ in range(rate * 20 if at == 6 else 0):
+            fleet.request()
         fleet.tell("fleet", v.Tick(number, fleet.fleet.tick_unix_ms + 1000))
     assert fleet.decisions == []
 
