@@ -29,6 +29,10 @@ def _failpoint() -> str:
     return "needs a failpoint that holds one stream: a test of the core does so (engine.frame)"
 
 
+def _journal() -> str:
+    return "needs an agent that writes what it does not understand: a test does so on a real etcd"
+
+
 _WHY: Mapping[str, Callable[[], str]] = {
     "disk-slow": _strace,
     "frame-lost": _tcp,
@@ -37,6 +41,7 @@ _WHY: Mapping[str, Callable[[], str]] = {
     "answer-broken": _engine,
     "stream-stuck": _failpoint,
     "weights-flipped-unseen": _prompts,
+    "record-unreadable": _journal,
 }
 """Further needs of a fault on real processes."""
 

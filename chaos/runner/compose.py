@@ -57,7 +57,9 @@ _FLIPPED = "weights-flipped"
 _UNSEEN = "weights-flipped-unseen"
 """Drawn separately too, with cross-checks of all requests, which find it."""
 
-_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN)
+_UNREADABLE = "record-unreadable"
+
+_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN, _UNREADABLE)
 
 _IN_RECOVERY = (
     ("engine-kill", "restore", "subject"), ("engine-kill", "restore", "subject"),
@@ -117,6 +119,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *_of_errors(seed, fleet, without),
         *while_away,
         *_nobody_left(seed, without),
+        *_unreadable(seed, without),
         *_stuck(seed, fleet, without),
         *flipped,
         *unseen,
@@ -362,6 +365,15 @@ def _nobody_left(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
         Fault(what="reload-fails", when=When(at_s=at_s), target="all", amount=float(starts)),
         Fault(what="engine-kill", when=When(at_s=at_s), target="all"),
     )
+
+
+def _unreadable(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of twelve seeds, an agent writes a record that nobody can read. Drawn separately, as above."""
+    rng = Random(f"compose-unreadable:{seed}")
+    at_s = round(rng.uniform(0.5, 8), 3)
+    if rng.random() >= 1 / 12 or _UNREADABLE in without:
+        return ()
+    return (Fault(what=_UNREADABLE, when=When(at_s=at_s), target="any"),)
 
 
 def _in_disorder(seed: int, fleet: Fleet, is_stuck: bool) -> Fleet:

@@ -64,6 +64,9 @@ FAULTS: Mapping[str, FaultKind] = {
         about="a bit of a weight flips that no canary touches: tokens of some requests change",
         target="worker",
     ),
+    "record-unreadable": FaultKind(
+        about="an agent writes a record that nobody can read", target="worker"
+    ),
     "rank-kill": FaultKind(
         about="one rank of a tensor-parallel engine dies",
         target="worker",

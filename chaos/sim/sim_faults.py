@@ -34,6 +34,10 @@ ETCD_DOWN_S = 1.0
 """Delay until a killed etcd member restarts, if the fault has no duration."""
 
 
+UNREADABLE = (b"\x92\xabtelepathy/9\x01", b"\xc1", b"\x92\xadengine_step/1\x01")
+"""Records that cannot be read: an unknown tag, no msgpack, a known tag without its fields."""
+
+
 class CannotStrike(Exception):
     """Nothing to strike now."""
 
@@ -372,6 +376,15 @@ class Faults:
         engine = self._engine(target).engine
         assert engine is not None
         engine.unseen = True
+
+    def _record_unreadable(self, planned: PlannedFault, target: str) -> None:
+        """Of a kind that a newer build might write, or bytes that no build writes."""
+        agent = self._fleet.hosts[target].agent
+        if agent is None or not agent.process.alive or agent._journal is None:
+            raise CannotStrike(f"{target} has no agent that writes")
+        journal = agent._journal
+        if not agent.process.context.run(journal.step, self._random.choice(UNREADABLE)):
+            raise CannotStrike(f"the log takes nothing of {target} now")
 
     def _answer_broken(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]

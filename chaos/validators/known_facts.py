@@ -20,9 +20,10 @@ from msgspec.structs import replace
 
 from relume.chaos.validators.history import History
 from relume.events import vocabulary as v
-from relume.events.log.codec import decode_all
+from relume.events.log.codec import UnreadableRecord, decode_all
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import (
+    AdminCommand,
     EffectKind,
     EngineKind,
     EnginePhase,
@@ -59,6 +60,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     plain: bool = False
     present: bool = False
     draining: bool = False
+    unreadable: bool = False
     domain: str = ""
 
 
@@ -254,6 +256,14 @@ class KnownFacts:
         if event.incarnation >= worker.standing.last.incarnation:
             worker.change(revision, incarnation=event.incarnation, engine=DEAD)
 
+    def _unreadable(self, revision: int, stream: str, _: int, event: UnreadableRecord) -> None:
+        if stream.startswith("w."):
+            self._worker(stream[2:]).change(revision, unreadable=True)
+
+    def _commanded(self, revision: int, stream: str, _: int, event: v.AdminCommanded) -> None:
+        if event.command == AdminCommand.TRUST and event.target in self.workers:
+            self._worker(event.target).change(revision, unreadable=False)
+
     # --- the leader
 
     def _lost(self, revision: int, stream: str, _: int, event: v.WorkerLost) -> None:
@@ -267,7 +277,8 @@ class KnownFacts:
     def _forgotten(self, revision: int, stream: str, _: int, event: v.WorkerForgotten) -> None:
         worker = self._worker(event.worker)
         if event.epoch == worker.epoch and not worker.standing.last.present:
-            worker.standing.set(revision, Standing())
+            unreadable = worker.standing.last.unreadable
+            worker.standing.set(revision, Standing(unreadable=unreadable))
 
     def _effects(self, revision: int, stream: str, _: int, event: v.EffectsDecided) -> None:
         """Drains and their ends; an effect that is sent again changes nothing."""
@@ -446,6 +457,8 @@ _HANDLERS: dict[type, Callable[[KnownFacts, int, str, int, Any], None]] = {
     v.WorkerForgotten: KnownFacts._forgotten,
     v.EffectsDecided: KnownFacts._effects,
     v.HealthDecided: KnownFacts._health,
+    UnreadableRecord: KnownFacts._unreadable,
+    v.AdminCommanded: KnownFacts._commanded,
     v.ReplicaStarted: KnownFacts._began,
     v.RequestArrived: KnownFacts._arrived,
     v.ClientReturned: KnownFacts._arrived,

@@ -120,7 +120,13 @@ PROMISES = {
     "I18": Promise(
         "Nothing is dispatched to a worker that the decision's basis knows as drained, suspected or lost, "
         "and no request goes back at once to the engine that failed it.",
-        ("leader-killed-at-effect", "engine-stopped", "domain-lost", "workers-refuse"),
+        (
+            "leader-killed-at-effect",
+            "engine-stopped",
+            "domain-lost",
+            "workers-refuse",
+            "unreadable-record",
+        ),
     ),
     "I19": Promise(
         "An engine stops computing within a bound of its client's end.",

@@ -164,6 +164,20 @@ def test_dead_replaced_and_lost_engines_get_none(story: Story) -> None:
     assert "q5/1" not in found(story)
 
 
+def test_a_worker_whose_agent_writes_what_cannot_be_read_gets_none_until_it_is_trusted(
+    story: Story,
+) -> None:
+    story.tell("w.w0", b"\x92\xabtelepathy/9\x01")
+    send(story, late=1)
+    assert found(story) == "", "the basis does not know it"
+    send(story, request="q2")
+    assert "q2/1: sent to w0:1 although its agent wrote what cannot be read" in found(story)
+    trust = v.AdminCommanded(command_id="c", principal="alice", command="trust", target="w0")
+    story.tell("r.r0", trust)
+    send(story, request="q3")
+    assert "q3/1" not in found(story)
+
+
 def test_a_request_goes_back_only_if_no_other_could_take_it(story: Story) -> None:
     send(story)
     story.tell("r.r0", observed(kind="declined"))

@@ -3,8 +3,9 @@ lost, and no request goes back at once to the engine that failed it.
 
 The basis knows the log up to its revision, and of the deciding replica's own events those up to its
 position (`chaos.validators.known_facts`). By this knowledge the engine that is chosen is the
-worker's present one and serves the model, the host is there and does not drain, and this replica
-does not suspect the engine. It does not matter whether another worker is left: without one, the
+worker's present one and serves the model, the host is there and does not drain, its agent wrote
+nothing that cannot be read (or an operator trusts the worker since), and this replica does not suspect
+the engine. It does not matter whether another worker is left: without one, the
 request waits. Open and half-open breakers and quarantines are checked by I9, on the same basis.
 
 Exceptions:
@@ -77,6 +78,8 @@ def _against(known: KnownFacts, at: Dispatch, name: str, worker: KnownWorker) ->
         return "it is lost"
     if known.suspect(at.stream, name, event.basis.position) == standing.incarnation:
         return "the replica suspects it"
+    if standing.unreadable:
+        return "its agent wrote what cannot be read"
     return "it drains" if standing.draining else ""
 
 
