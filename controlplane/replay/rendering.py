@@ -432,10 +432,10 @@ def level_lines(event: v.DegradationDecided) -> list[str]:
         f"({event.tokens_per_s} tokens/s, {event.sequences} requests at once), of which "
         f"{event.usable_per_ks / 1000:.2f} requests/s count"
     )
+    served = f"{event.share / 10:.0f} % are served" if event.demand_per_ks else "all are served"
     lines.append(
         f"{event.demand_per_ks / 1000:.2f} requests/s arrive, each of {event.prompt_tokens} prompt "
-        f"tokens to compute and {event.output_tokens} output tokens: "
-        f"{min(event.share / 10, 1000):.0f} % are served"
+        f"tokens to compute and {event.output_tokens} output tokens: {served}"
     )
     direction = "higher" if event.level > event.was else "lower"
     lines.append(f"a {direction} level was due for {_count(event.due_ticks, 'tick')}")
