@@ -61,6 +61,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
             v.EffectsDecided,
         ),
     ),
+    "degradation": (
+        "470f8cc14d9f1949c0139fccac8325ac44ac5099a9eee66dd74bde6f02c29ce3",
+        (v.DegradationDecided, v.RequestShed, v.ConfigChanged),
+    ),
     "detached-moves": (
         "e4e0e417a6849edadbe63b32c02b20d3ceb70116aff63dfa629b5586c4fbfcee",
         (v.MigrationPlanned, v.MigrationAbandoned, v.ClientReturned, v.RestoreDone),

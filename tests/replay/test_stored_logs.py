@@ -169,6 +169,13 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "what a step may take": (stall, "STRETCH", 10_000, "hangs"),
     "slow workers": ("health.pace", "SLOW_TICKS", 2, "breaker"),
     "failures before the window": ("health.evidence", "FADE_WINDOWS", 1, "rare-failures"),
+    "levels of degradation": (
+        "degradation.levels",
+        "THRESHOLDS",
+        (1000, 750, 500, 50),
+        "degradation",
+    ),
+    "retries while degraded": ("degradation.effects", "MOST_RETRY_S", 30, "degradation"),
     "what agents are told": ("leader.duties", "AGENT_COMMANDS", ("drain", "undrain"), "leader"),
     "what the fold learns": ("state.step_times", "OVERHEAD_US", 2500, "stall"),
 }
