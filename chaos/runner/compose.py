@@ -284,13 +284,19 @@ def _short_of_capacity(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet
     rng = Random(f"compose-degraded:{seed}")
     limits = {
         "window_ticks": rng.randint(2, 5), "rise_ticks": rng.randint(1, 3),
-        "fall_ticks": rng.randint(1, 4), "usable_percent": rng.choice((1, 1, 2, 4, 90)),
+        "fall_ticks": rng.randint(1, 4), "usable_percent": rng.choice((1, 1, 2, 4, 8)),
     }  # fmt: skip
-    per_s = round(rng.uniform(3, 10), 2)
+    per_s = round(rng.uniform(2, 5), 2)
     if rng.random() >= 1 / 12:
         return fleet, traffic
     tiers = (Tier("interactive", 0.25), Tier("standard", 0.25), Tier("batch", 0.5))
-    traffic = replace(traffic, arrivals=Poisson(per_s), requests=int(per_s * 30), tiers=tiers)
+    traffic = replace(
+        traffic,
+        arrivals=Poisson(per_s),
+        lengths=Uniform((16, 200), (16, 96)),  # the engines are not really short
+        requests=int(per_s * 30),
+        tiers=tiers,
+    )
     return replace(fleet, degradation=limits), traffic
 
 
