@@ -491,7 +491,7 @@ def _degradation_info(
         count = sum(worker.model == model for worker in fleet.workers.values())
         return DegradationInfo(
             model=model, level=level, since_tick=since, known=False, served_permille=-1,
-            workers=sum(serves(worker, model) for worker in fleet.workers.values()),
+            workers=sum(serves(fleet, worker, model) for worker in fleet.workers.values()),
             wanted_workers=count, sequences=0, requests_s=0, tokens_s=0, usable_requests_s=0,
             demand_requests_s=0, demand_tokens_s=0, prompt_tokens=0, output_tokens=0,
         )  # fmt: skip

@@ -5,11 +5,12 @@ their own have their HTTP status as the code."""
 from __future__ import annotations
 
 from relume.events.vocabulary.enums import ShedReason
+from relume.events.wire.headers import TIER
 
 NO_WORKER = "no worker can take the request now; try again"
 NO_WORKER_READY = "no worker can serve requests now"
 DEGRADED = (
-    "the workers of this model cannot serve all that arrives, and requests of this x-relume-tier are "
+    f"the workers of this model cannot serve all that arrives, and requests of this {TIER} are "
     "refused until they can; try again later, or with a higher tier"
 )
 NO_LOG = "the control plane cannot accept requests now: its event log is not writable"

@@ -31,6 +31,7 @@ from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.step_times import Costs
+from relume.policies.state.unreadable import has_unacknowledged
 
 SECOND_US = 1_000_000
 UNKNOWN_SEQUENCES = 256
@@ -55,12 +56,12 @@ class Capacity(Struct, frozen=True, kw_only=True):
     tokens_per_s: int = 0
 
 
-def serves(worker: Worker, model: str) -> bool:
-    """Whether the worker counts: an engine of the model is ready, and verdicts, drains and lapsed
-    leases keep no requests from it. What one replica suspects is no matter of the fleet."""
+def serves(fleet: Fleet, worker: Worker, model: str) -> bool:
+    """Whether the worker counts: an engine of the model is ready, and verdicts, drains, lapsed leases
+    and unreadable records keep no requests from it. What one replica suspects is no matter of the fleet."""
     if worker.engine != EnginePhase.READY or worker.model != model:
         return False
-    if not worker.present or worker.draining:
+    if not worker.present or worker.draining or has_unacknowledged(fleet, worker.name):
         return False
     health = worker.health
     return isinstance(health, UnsetType) or health.state not in EXCLUDED
@@ -69,7 +70,7 @@ def serves(worker: Worker, model: str) -> bool:
 def capacity_of(fleet: Fleet, model: str, workload: Workload) -> Capacity | None:
     """What the serving workers of `model` can do of such requests together; None: the capacity of
     one of them is not known."""
-    serving = [worker for worker in fleet.workers.values() if serves(worker, model)]
+    serving = [worker for worker in fleet.workers.values() if serves(fleet, worker, model)]
     if not all(is_measured(fleet, worker) for worker in serving):
         return None
     return total(of_worker(worker, Costs(fleet, worker), workload) for worker in serving)

@@ -7,6 +7,7 @@ from msgspec import UNSET
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AdminCommand, Exclusion
+from relume.policies.degradation.capacity import serves
 from relume.policies.leader.duties import step
 from relume.policies.routing.eligibility import excluded_at
 from relume.policies.state import dirty_set, unreadable
@@ -59,6 +60,9 @@ def test_its_worker_gets_no_requests_until_an_operator_trusts_it() -> None:
     story.tell("w.w0", UNKNOWN)
     assert excluded(story) == Exclusion.UNREADABLE
     story.worker("w1")
+    model = story.fleet.workers["w0"].model
+    counts = {w.name: serves(story.fleet, w, model) for w in story.fleet.workers.values()}
+    assert counts == {"w0": False, "w1": True}, "it is no capacity either"
     assert excluded(story, "w1") == Exclusion.NONE
     command = v.AdminCommanded(
         command_id="c9", principal="alice", command=AdminCommand.TRUST, target="w0"
