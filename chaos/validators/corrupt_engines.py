@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from relume.chaos.validators.records import Course, Entry, courses, events_of
 from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
+from relume.events.log.entries import entries
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import AttemptMode, FailureClass, HealthState, RequestOutcome
 
@@ -20,15 +21,17 @@ def verdicts(
 ) -> dict[Engine, int]:
     """The revision at which each corrupt engine was quarantined; NEVER: it was not. `corrupt`:
     workers, and when (wall ms) their engines became so: an engine that served then, perhaps before
-    its late agent wrote that it was ready. So its start counts."""
+    its late agent wrote that it was ready. So its start counts, by the time in the log and by the
+    corrected one: after a time without etcd, either may be wrong."""
     found: dict[Engine, int] = {}
     if not corrupt:
         return found
-    started = [at for at in events_of(groups, "w.") if type(at.event) is v.EngineStarted]
-    for worker, since_ms in corrupt:
-        by_then = [at for at in started if at.stream[2:] == worker and at.at_ms <= since_ms]
-        if by_then:
-            found[worker, by_then[-1].event.incarnation] = NEVER
+    for all_events in (events_of(groups, "w."), entries(groups, "w.")):
+        started = [at for at in all_events if type(at.event) is v.EngineStarted]
+        for worker, since_ms in corrupt:
+            by_then = [at for at in started if at.stream[2:] == worker and at.at_ms <= since_ms]
+            if by_then:
+                found[worker, by_then[-1].event.incarnation] = NEVER
     for at in events_of(groups, "fleet"):
         event = at.event
         if type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:

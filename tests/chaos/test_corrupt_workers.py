@@ -7,7 +7,7 @@ from typing import Any
 from relume.chaos.validators.corrupt_engines import NEVER, verdicts
 from relume.chaos.validators.promises.requests import i2_identical_stream
 from relume.chaos.validators.promises.workers import i14_no_bad_block
-from relume.chaos.validators.records import THE_RUN, ClientRecord, Violation
+from relume.chaos.validators.records import THE_RUN, ClientRecord, Log, Violation
 from relume.events import vocabulary as v
 from tests.policies.story import Story, arrived, decided, died, ended, ready, started
 
@@ -291,3 +291,17 @@ def test_an_engine_is_corrupt_though_its_late_agent_wrote_afterwards_that_it_was
     story.at_ms = 3000
     story.tell("w.w0", died("w0", 2), started("w0", 3), ready("w0", 3))
     assert verdicts(story.groups, [("w0", 1400)]) == {("w0", 2): NEVER}
+
+
+def test_the_next_engine_is_not_the_corrupt_one_though_the_log_was_away_when_it_started() -> None:
+    """Composed seed 46: what the control plane spooled meanwhile landed later, with earlier times, so
+    that the worker's clock seemed to have jumped ahead."""
+    story = Story()
+    story.worker("w0")
+    story.replica()
+    story.at_ms = 24_000
+    story.tell("w.w0", died(), started("w0", 2))
+    story.at_ms = 1000
+    story.tell("r.r0", arrived())
+    engines = verdicts(Log(story.groups), [("w0", 1400)])
+    assert ("w0", 1) in engines
