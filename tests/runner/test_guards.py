@@ -62,7 +62,7 @@ REACHED_BY = {
     "prefixes-of-a-dead-engine": 368,
     "prefixes-of-another-engine": 368,
     "step-of-a-dead-engine": 368,
-    "end-of-a-request-of-another": 308,
+    "end-of-a-request-of-another": 95,
     "last-bytes-lost": 308,
     "arrival-after-its-end": 475,
     "effect-of-an-older-engine": 524,
