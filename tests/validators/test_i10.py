@@ -136,7 +136,9 @@ def test_i10_grants_the_time_in_which_each_engine_had_a_queue(
     back = story.revision
     story.tell("r.r0", ended(attempts=2))
     groups = timed(story, {1: 1000, cut: 5000, back: 30_000, back + 1: 60_000})
+    client = ClientRecord(request="q1", status=200, outcome="completed", gaps_ms=[25_000.0])
     assert (i10_recovery_bound.check(groups, []) == []) is fine
+    assert (i10_recovery_bound.check(groups, [client]) == []) is fine, "so of its client's gap"
 
 
 def corrupt(worker: str) -> v.HealthDecided:

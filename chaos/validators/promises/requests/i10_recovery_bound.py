@@ -88,7 +88,7 @@ def check(
     bound_ms += unserved_ms
     patience = _patience(groups, clients, _summed(stopped)) if stopped else {}
     silences, unheard = list(_silences(groups)), _unheard(groups)
-    full = list(_full(groups))
+    full, waited = list(_full(groups)), dict[str, int]()
     owners = {course.request: course.owners for course in courses(groups).values()}
     for one in recoveries(groups):
         begun_ms = max(
@@ -99,12 +99,10 @@ def check(
         )  # fmt: skip
         late = unheard.get(one.resumed_on, ())
         queued, admitted = one.queued_ms
+        waits = [(max(since, queued), min(until, admitted)) for since, until in full]
+        waited[one.request] = waited.get(one.request, 0) + _covered(waits, begun_ms, one.back_ms)
         unknown = _covered(
-            [
-                *silences,
-                *((max(since, one.sent_ms), until) for since, until in late),
-                *((max(since, queued), min(until, admitted)) for since, until in full),
-            ],
+            [*silences, *((max(since, one.sent_ms), until) for since, until in late), *waits],
             begun_ms, one.back_ms,
         )  # fmt: skip
         bound = bound_ms + patience.get(one.request, 0) + unknown
@@ -116,9 +114,10 @@ def check(
             text = f"took {took} ms to recover from {one.kind} on {one.worker}, bound {bound} ms"
             out.append(Violation(PROMISE, one.request, text))
     out += _stuck(groups, patience, unserved_ms, silences, unheard)
-    for client in clients:
+    for client, course in of_clients(courses(groups), clients):
         longest = max(client.gaps_ms, default=0.0)
-        bound = bound_ms + patience.get(client.request, 0)
+        in_queues = waited.get(course.request, 0) if course is not None else 0
+        bound = bound_ms + patience.get(client.request, 0) + in_queues
         if client.outcome == RequestOutcome.COMPLETED and longest > bound:
             text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
             out.append(Violation(PROMISE, client.request, text))
