@@ -8,6 +8,7 @@ import pytest
 
 from relume.chaos.validators.promises.workers import i9_breakers, i9_cross_checks
 from relume.events import vocabulary as v
+from relume.policies.crosscheck.check_state import CheckRecord
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.routing import eligibility
 from relume.policies.state.overlay.view import View
@@ -67,6 +68,18 @@ def test_a_probed_engine_checks_answers_only_for_the_replica_that_probes_it(
     opened.tell(f"r.{replica}", check)
     found = [str(one) for one in i9_cross_checks.check(opened.groups)]
     assert any("although it is probing" in text for text in found) is not fine
+
+
+@pytest.mark.parametrize(("incarnation", "fine"), [(1, False), (2, True)])
+def test_a_doubt_without_end_is_found_unless_its_engine_is_gone(
+    opened: LedFleet, incarnation: int, fine: bool
+) -> None:
+    worker = opened.fleet.workers["w0"]
+    worker.checks = CheckRecord(incarnation=1, disputed={"q1": opened.fleet.tick})
+    worker.incarnation = incarnation
+    opened.fleet.tick += 200
+    found = list(i9_cross_checks._endless(opened.fleet))
+    assert (found == []) is fine
 
 
 def test_probes_beyond_the_number_and_of_another_replica_are_found(opened: LedFleet) -> None:

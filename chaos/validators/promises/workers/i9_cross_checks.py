@@ -49,8 +49,10 @@ def _endless(fleet: Fleet) -> Iterator[Violation]:
             text = f"its answer is in dispute for {fleet.tick - dispute.tick} ticks"
             yield Violation(PROMISE, request, text)
     for worker in fleet.workers.values():
-        disputed = worker.checks.disputed if worker.checks else {}
-        for request, tick in disputed.items():
+        checks = worker.checks or None
+        if checks is None or checks.incarnation != worker.incarnation:
+            continue  # of an engine that is gone: nothing goes by it
+        for request, tick in checks.disputed.items():
             if tick < latest:
                 text = f"its answer to {request} is in doubt for {fleet.tick - tick} ticks"
                 yield Violation(PROMISE, worker.name, text)
