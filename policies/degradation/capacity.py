@@ -25,13 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
-from relume.events.vocabulary.enums import EnginePhase
-from relume.policies.health.health_life import EXCLUDED
+from relume.policies.health.open_workers import is_open
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.step_times import Costs
-from relume.policies.state.unreadable import has_unacknowledged
 
 SECOND_US = 1_000_000
 UNKNOWN_SEQUENCES = 256
@@ -57,14 +55,8 @@ class Capacity(Struct, frozen=True, kw_only=True):
 
 
 def serves(fleet: Fleet, worker: Worker, model: str) -> bool:
-    """Whether the worker counts: an engine of the model is ready, and verdicts, drains, lapsed leases
-    and unreadable records keep no requests from it. What one replica suspects is no matter of the fleet."""
-    if worker.engine != EnginePhase.READY or worker.model != model:
-        return False
-    if not worker.present or worker.draining or has_unacknowledged(fleet, worker.name):
-        return False
-    health = worker.health
-    return isinstance(health, UnsetType) or health.state not in EXCLUDED
+    """Whether the worker counts for that model."""
+    return worker.model == model and is_open(fleet, worker)
 
 
 def capacity_of(fleet: Fleet, model: str, workload: Workload) -> Capacity | None:

@@ -11,8 +11,8 @@ from msgspec import UnsetType
 
 from relume.events.vocabulary.enums import AdminCommand
 from relume.policies.health.judgement import LeaderSettings
+from relume.policies.health.open_workers import is_open
 from relume.policies.migration.migration_settings import config_of
-from relume.policies.routing.eligibility import is_open
 from relume.policies.state.fleet import Fleet
 
 TOO_FEW = "too few workers: "
@@ -25,7 +25,7 @@ def refusal(fleet: Fleet, command_id: str) -> str:
     worker = fleet.workers[command.target]
     is_forced = not isinstance(command.drain, UnsetType) and command.drain.force
     floor = config_of(LeaderSettings(fleet)).drain_floor
-    if is_forced or not floor or not is_open(worker):
+    if is_forced or not floor or not is_open(fleet, worker):
         return ""
     leaving = {worker.name}
     for earlier, other in fleet.open_commands.items():
@@ -34,7 +34,7 @@ def refusal(fleet: Fleet, command_id: str) -> str:
         if other.command == AdminCommand.DRAIN:
             leaving.add(other.target)
     left = sum(
-        is_open(w) and w.model == worker.model and w.name not in leaving
+        is_open(fleet, w) and w.model == worker.model and w.name not in leaving
         for w in fleet.workers.values()
     )
     if left >= floor:

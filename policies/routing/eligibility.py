@@ -76,14 +76,6 @@ def _may_probe(view: View, worker: Worker, health: WorkerHealth) -> bool:
     return len(health.probes) + view.unfolded(worker) < health.most_probes
 
 
-def is_open(worker: Worker) -> bool:
-    """Whether the log alone has nothing against requests there, whichever replica asks: what
-    counts as capacity when an operator drains another worker."""
-    if worker.engine != READY or not worker.present or worker.draining:
-        return False
-    return worker.health is UNSET or worker.health.state not in EXCLUDED
-
-
 def check_of(model: str) -> Check:
     """`excluded` for one model, as indexes of workers use it."""
     return lambda view, worker, suspected: excluded(view, worker, model, suspected)

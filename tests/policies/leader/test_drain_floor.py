@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from relume.events import vocabulary as v
+from relume.policies.health.open_workers import is_open
 from relume.policies.leader.duties import step
 from relume.policies.migration.migration_settings import MigrationConfig, settings_of
-from relume.policies.routing.eligibility import is_open
 from tests.policies.story import Story, ready, replica_started
 
 
@@ -50,6 +50,13 @@ def test_workers_drain_down_to_the_floor_and_further_only_by_force() -> None:
     assert type(answer(story, command("c4", "w1"))) is v.EffectsDecided, "it drains already"
 
 
+def test_a_worker_with_unreadable_records_is_not_open() -> None:
+    story = fleet_of(floor=2)
+    story.tell("w.w2", b"\xc1")
+    refused = answer(story, command("c1", "w0"))
+    assert "1 of model" in refused.value
+
+
 @pytest.mark.parametrize("floor", [0, None])
 def test_without_a_floor_and_in_earlier_logs_nothing_is_refused(floor: int | None) -> None:
     story = fleet_of(floor)
@@ -78,5 +85,5 @@ def test_workers_of_another_model_do_not_count() -> None:
     story = fleet_of(workers=1)
     story.worker("w1")
     story.tell("w.w1", v.EngineStarted("w1", 2, 102, 2), ready("w1", 2, model="another"))
-    assert is_open(story.fleet.workers["w1"])
+    assert is_open(story.fleet, story.fleet.workers["w1"])
     assert type(answer(story, command("c1", "w0"))) is v.ConfigChanged

@@ -1,0 +1,20 @@
+"""Whether a worker may get requests by the log alone, whichever replica asks."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from relume.events.vocabulary.enums import EnginePhase
+from relume.policies.health.health_life import EXCLUDED
+from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.state.unreadable import has_unacknowledged
+
+
+def is_open(fleet: Fleet, worker: Worker) -> bool:
+    """Whether nothing is known against requests there: what counts as capacity, also when an operator
+    drains another worker. What one replica suspects is no matter of the fleet."""
+    if worker.engine != EnginePhase.READY or not worker.present or worker.draining:
+        return False
+    if has_unacknowledged(fleet, worker.name):
+        return False
+    return worker.health is UNSET or worker.health.state not in EXCLUDED
