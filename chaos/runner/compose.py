@@ -58,8 +58,11 @@ _UNSEEN = "weights-flipped-unseen"
 """Drawn separately too, with cross-checks of all requests, which find it."""
 
 _UNREADABLE = "record-unreadable"
+_TERMINATE = "agent-terminate"
 
-_APART = (SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN, _UNREADABLE)
+_APART = (
+    SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN, _UNREADABLE, _TERMINATE
+)  # fmt: skip
 
 _IN_RECOVERY = (
     ("engine-kill", "restore", "subject"), ("engine-kill", "restore", "subject"),
@@ -120,6 +123,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *while_away,
         *_nobody_left(seed, without),
         *_unreadable(seed, without),
+        *_terminated(seed, without),
         *_stuck(seed, fleet, without),
         *flipped,
         *unseen,
@@ -380,6 +384,15 @@ def _unreadable(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
     if rng.random() >= 1 / 12 or _UNREADABLE in without:
         return ()
     return (Fault(what=_UNREADABLE, when=When(at_s=at_s), target="any"),)
+
+
+def _terminated(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of eight seeds, agents get SIGTERM, as in a rolling restart. Drawn separately, as above."""
+    rng = Random(f"compose-terminate:{seed}")
+    times = [round(rng.uniform(0.5, 10), 3) for _ in range(rng.choice((1, 1, 2)))]
+    if rng.random() >= 1 / 8 or _TERMINATE in without:
+        return ()
+    return tuple(Fault(what=_TERMINATE, when=When(at_s=at_s), target="any") for at_s in times)
 
 
 def _in_disorder(seed: int, fleet: Fleet, is_stuck: bool) -> Fleet:

@@ -229,8 +229,8 @@ RELOAD_NS = 5_000_000_000
 
 def _unserved_ms(run: Outcome, log: Log) -> int:
     """Total time in which no worker could get requests: faults kept all from the gateways, or some, and
-    an operator had drained the others."""
-    away = [*_away(run), *_drained(run, log)]
+    an operator had drained the others, or their agents stopped."""
+    away = [*_away(run), *_drained(run, log), *_left(run, log)]
     times = sorted({at for begun, until, _ in away for at in (begun, until)})
     unserved_ns = 0
     for begun, until in itertools.pairwise(times):
@@ -273,6 +273,22 @@ def _drained(run: Outcome, log: Log) -> Iterator[tuple[int, int, str]]:
                 yield drained.pop(effect.worker), at_ns, effect.worker
     for worker, since_ns in drained.items():
         yield since_ns, run.ended_ns, worker
+
+
+def _left(run: Outcome, log: Log) -> Iterator[tuple[int, int, str]]:
+    """From when to when (ns) which worker took no requests because its agent stopped: until the next
+    agent's engine is ready."""
+    for name in run.schedule.workers:
+        since_ns = -1
+        for at in events_of(log, f"w.{name}"):
+            at_ns = (at.at_ms - run.began_ms) * 1_000_000
+            if type(at.event) is v.WorkerLeaving:
+                since_ns = at_ns
+            elif type(at.event) is v.EngineReady and since_ns >= 0:
+                yield since_ns, at_ns, name
+                since_ns = -1
+        if since_ns >= 0:
+            yield since_ns, run.ended_ns, name
 
 
 def _deaths(run: Outcome) -> Iterator[tuple[int, str]]:

@@ -16,6 +16,11 @@ from relume.events.vocabulary.enums import HealthState, RequestOutcome, ShedReas
 MS = 1e6
 """Nanoseconds in a millisecond."""
 REFUSED = (429, 503)
+LOST = frozenset(
+    (TransportKind.RESET, TransportKind.EOF, TransportKind.REFUSED, TransportKind.UNREACHABLE,
+     TransportKind.STALE, TransportKind.ENGINE_DEAD, TransportKind.STALL)
+)  # fmt: skip
+"""How attempts of a lost worker end."""
 
 
 def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
@@ -39,6 +44,7 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
         "lost_streams": broken - refused,
         "moved_streams": _moved(log),
         "failed_attempts": _count(log, _is_failed_attempt),
+        "lost_attempts": _count(log, _is_lost_attempt),
         "breakers_opened": _count(log, _is_opening),
         "levels_decided": _count(log, lambda event: type(event) is v.DegradationDecided),
         "highest_level": _highest_level(log),
@@ -110,6 +116,10 @@ def _count(log: Log, wanted: Callable[[Any], bool]) -> int:
 
 def _is_failed_attempt(event: Any) -> bool:
     return type(event) is v.TransportObserved and event.kind == TransportKind.ENGINE_ERROR
+
+
+def _is_lost_attempt(event: Any) -> bool:
+    return type(event) is v.TransportObserved and event.kind in LOST
 
 
 def _is_opening(event: Any) -> bool:

@@ -39,6 +39,10 @@ _ENDS = ("leader", "follower")
 FAULTS: Mapping[str, FaultKind] = {
     "engine-kill": FaultKind(about="kill -9 of an engine", target="worker"),
     "agent-kill": FaultKind(about="kill -9 of an agent; its engine is orphaned", target="worker"),
+    "agent-terminate": FaultKind(
+        about="SIGTERM to an agent: its requests leave, it stops its engine, another agent starts",
+        target="worker",
+    ),
     "engine-stop": FaultKind(
         about="SIGSTOP to an engine, then CONT", target="worker", lasts="must"
     ),
@@ -226,6 +230,7 @@ FIGURES: Mapping[str, str] = {
     "lost_streams": "broken streams that were not refused",
     "moved_streams": "streams that continued on another worker",
     "failed_attempts": "attempts that a worker answered with an error",
+    "lost_attempts": "attempts whose worker was lost",
     "breakers_opened": "decisions that a worker gets no requests because it fails",
     "levels_decided": "changes of the level of degradation",
     "highest_level": "highest level of degradation that was decided",

@@ -26,6 +26,7 @@ from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
 from relume.chaos.sim.world.worker_machine import HostDirectory, WorkerSettings
 from relume.engine_shim.agent.agent_config import AgentConfig
 from relume.engine_shim.agent.effects import EffectRunner
+from relume.engine_shim.agent.engine_process.drain import UNKNOWN
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineOrder
 from relume.engine_shim.agent.engine_process.process_identity import ProcessId
 from relume.engine_shim.agent.engine_process.supervisor import Supervisor
@@ -118,6 +119,10 @@ class EngineHandle:
                 return False
             await asyncio.sleep(PROBE_AGAIN_S)
         return True
+
+    async def unfinished(self) -> int:
+        """See WatchedServer."""
+        return UNKNOWN if self.engine.process.stopped else len(self.engine.tracks)
 
     async def weights(self) -> str:
         """See CanaryEngine: there are no files."""

@@ -240,6 +240,12 @@ class Faults:
             raise CannotStrike(f"{target} has no agent")
         host.end(host.agent.process)
 
+    def _agent_terminate(self, planned: PlannedFault, target: str) -> None:
+        host = self._fleet.hosts[target]
+        if host.agent is None or not host.agent.process.alive or host.agent.is_leaving:
+            raise CannotStrike(f"{target} has no agent that stays")
+        host.agent.process.context.run(host.agent.stop, "SIGTERM")
+
     def _agent_stop(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         if host.agent is None or not host.agent.process.alive or host.agent.process.halted:

@@ -60,6 +60,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     plain: bool = False
     present: bool = False
     draining: bool = False
+    leaving: bool = False
     unreadable: bool = False
     domain: str = ""
 
@@ -230,14 +231,19 @@ class KnownFacts:
         worker = self._worker(stream[2:])
         engine = worker.standing.last.engine
         engine = DEAD if engine in (STARTING, READY) else engine
-        worker.change(revision, present=True, domain=event.domain, engine=engine)
+        worker.change(revision, present=True, leaving=False, domain=event.domain, engine=engine)
 
     def _resumed(self, revision: int, stream: str, _: int, event: v.StreamResumed) -> None:
         if stream.startswith("w."):
             self._worker(stream[2:]).change(revision, present=True)
 
+    def _leaving(self, revision: int, stream: str, _: int, event: v.WorkerLeaving) -> None:
+        self._worker(stream[2:]).change(revision, leaving=True)
+
     def _deregistered(self, revision: int, stream: str, _: int, event: Any) -> None:
-        self._worker(stream[2:]).change(revision, present=False, engine=EnginePhase.NONE)
+        self._worker(stream[2:]).change(
+            revision, present=False, leaving=False, engine=EnginePhase.NONE
+        )
 
     def _started(self, revision: int, stream: str, _: int, event: v.EngineStarted) -> None:
         worker = self._worker(stream[2:])
@@ -449,6 +455,7 @@ class KnownFacts:
 _HANDLERS: dict[type, Callable[[KnownFacts, int, str, int, Any], None]] = {
     v.WorkerRegistered: KnownFacts._registered,
     v.StreamResumed: KnownFacts._resumed,
+    v.WorkerLeaving: KnownFacts._leaving,
     v.WorkerDeregistered: KnownFacts._deregistered,
     v.EngineStarted: KnownFacts._started,
     v.EngineReady: KnownFacts._ready,

@@ -37,6 +37,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     `suspected` by this replica; `health` as the leader decided it for all, with its circuit
     `breaker`, the class of the failure, the evidence, and since when (0: from the beginning).
     `unreadable`: why a record of its agent cannot be read, until an operator trusts the worker.
+    `draining` by an operator's command, `leaving` since its agent stops.
     `drain_reason` and `drained_by` as the drain's command says; `drain_ticks_left` until its
     deadline (-1: it has none)."""
 
@@ -45,6 +46,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     engine: EnginePhase
     present: bool
     draining: bool
+    leaving: bool
     held: bool
     suspected: bool
     health: HealthState
@@ -432,6 +434,7 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         engine=worker.engine,
         present=worker.present,
         draining=worker.draining,
+        leaving=worker.leaving is not UNSET,
         held=worker.held,
         suspected=suspected,
         health=health.state,
@@ -527,7 +530,7 @@ def worker_state(worker: Worker, suspected: bool, requests: int) -> WorkerState:
         return WorkerState(state)
     if suspected:
         return WorkerState.SUSPECTED
-    if worker.draining:
+    if worker.drains:
         return WorkerState.DRAINING if requests else WorkerState.DRAINED
     if state == HealthState.SUSPECT:
         return WorkerState.SUSPECTED

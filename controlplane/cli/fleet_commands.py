@@ -96,6 +96,8 @@ def _note(worker: dict[str, Any]) -> str:
         return "held"
     if worker["unreadable"]:
         return f"no requests: {worker['unreadable']}"
+    if worker.get("leaving"):  # not with a replica of an earlier build
+        return "its agent stops: requests leave"
     if worker["draining"] and (drain := _drain(worker)):
         return drain
     return _health(worker) if worker["health"] not in ("healthy", "draining") else ""

@@ -46,9 +46,9 @@ ENGINE_NICE = 5
 """Engines of a local fleet give way to agents, etcd and the control plane by so much."""
 
 DRAIN_S = 10.0
-"""Time in which requests of a replica that stops may end."""
-STOP_PATIENCE_S = 20.0
-"""More than a replica drains and an agent stops its engine."""
+"""Time in which requests of a replica or worker that stops may end or move."""
+STOP_PATIENCE_S = 25.0
+"""More than a replica drains, and more than an agent drains and stops its engine."""
 
 
 def zygote_argv(socket: str, nice: int = ENGINE_NICE) -> list[str]:
@@ -257,7 +257,7 @@ class LocalFleet:
             "--run-dir", str(self.dir / "run" / name),
             "--host-kind", options.host_kind, "--model", str(Path(model).absolute()),
             "--served-model-name", served_as, "--domain", f"host{index}",
-            "--lease-ttl-s", str(options.lease_ttl_s),
+            "--lease-ttl-s", str(options.lease_ttl_s), "--drain-s", str(DRAIN_S),
         ]  # fmt: skip
         if self.checkpoints is not None:
             argv += self.checkpoints.flags(index)

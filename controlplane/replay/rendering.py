@@ -571,6 +571,9 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
         else f"verdicts on workers of {e.model} are no longer withheld"
     ],
     v.DegradationDecided: level_lines,
+    v.WorkerLeaving: lambda e: [
+        f"the agent of {e.worker} stops: requests leave within {e.within_ms / 1000:g} s"
+    ],
     v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],
     v.WorkerForgotten: lambda e: [f"worker {e.worker} left long ago and is removed from the state"],
     v.ReplicaLost: lambda e: [f"its gateway {e.replica} is lost"],

@@ -128,7 +128,7 @@ class _Collector:
         self._health: dict[str, Step] = {}
         """The latest decision about each worker's health, unless the chain has it."""
         self._drains: dict[str, Step] = {}
-        """The latest command to drain each worker, unless the chain has it."""
+        """Why each worker drains, the latest command or its agent's stop, unless the chain has it."""
         self._levels: dict[str, Step] = {}
         """The latest decision about each model's level."""
         self._owner = ""
@@ -150,6 +150,11 @@ class _Collector:
                 self._why.steps.append(self._health.pop(event.worker))
         elif kind is v.AdminCommanded:
             self._commanded(entry, event)
+        elif kind is v.WorkerLeaving:
+            self._drains[event.worker] = Step(entry, event)
+        elif kind is v.WorkerRegistered:
+            if (step := self._drains.get(event.worker)) and type(step.event) is v.WorkerLeaving:
+                del self._drains[event.worker]
         elif kind is v.DegradationDecided:
             self._levels[event.model] = Step(entry, event)
         elif kind is v.GroupsReceived:

@@ -1,6 +1,6 @@
 """Running requests leave a worker that drains, or that is overloaded.
 
-`MigrationWatch` follows the fold. When a drain is decided, and at every tick, it asks
+`MigrationWatch` follows the fold. When a drain begins, and at every tick, it asks
 `relume.policies.migration.moves` which of this replica's requests leave, writes the plan with its
 basis, and has the engines hand the planned requests over (`POST /relume/handover`). An engine that
 does so ends the stream with `:x moved`, and the gateway dispatches the next attempt where the plan
@@ -78,7 +78,7 @@ class MigrationWatch:
     def seen(self, stream: str, position: int, event: Any) -> None:
         """Called with each event folded."""
         kind = type(event)
-        if kind is v.Tick:
+        if kind is v.Tick or kind is v.WorkerLeaving:
             self._due = True
         elif kind is v.EffectsDecided:
             self._due = self._due or any(e.kind == EffectKind.DRAIN for e in event.effects)

@@ -217,7 +217,7 @@ def _worker_values(view: View, worker: Worker) -> tuple[float, ...]:
     suspected = worker.incarnation > 0 and view.suspect(worker.name) == worker.incarnation
     return (
         int(worker.present),
-        int(worker.draining),
+        int(worker.drains),
         int(suspected),
         max(requests - worker.waiting, 0),
         worker.waiting,

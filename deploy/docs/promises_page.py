@@ -126,6 +126,7 @@ PROMISES = {
             "domain-lost",
             "workers-refuse",
             "unreadable-record",
+            "agents-terminated-in-turn",
         ),
     ),
     "I19": Promise(

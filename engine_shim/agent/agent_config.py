@@ -134,6 +134,16 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
             le=1_000_000,
         ),
     ] = 1000
+    drain_s: Annotated[
+        float,
+        option(
+            "Maximum time an agent that is told to stop lets its requests end or move to other "
+            "workers before it stops the engine. A second signal ends it at once",
+            unit="s",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 25.0
     stop_timeout_s: Annotated[
         float, option("Maximum time a stopping engine has before SIGKILL", unit="s")
     ] = 10.0
@@ -312,7 +322,8 @@ A running server without the plugin (its streams cannot move once they have begu
   relume worker --worker p0 --run-dir /run/relume/p0 --etcd etcd-0:2379 \\
       --host-kind plain --backend http://10.0.0.7:30000 --model qwen3
 
-Signals: SIGTERM and SIGINT stop the engine, flush the log and end the agent (exit status 0).
+Signals: at SIGTERM and SIGINT requests end or move to other workers within --drain-s; then the
+agent stops the engine, flushes the log and ends (exit status 0). A second signal ends it at once.
 Exit status: 1 failed, 2 configuration, 3 another agent took the worker over,
 4 another agent of the same worker is alive.
 """

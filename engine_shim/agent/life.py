@@ -2,6 +2,7 @@
 
     kill an orphan engine -> take the stream (WorkerRegistered) -> catch up on effects
     -> supervise, take reports, follow effects, keep the state daemon, answer GET /state
+    -> drain: WorkerLeaving, requests leave the engine
     -> leave: stop the engine (EngineDied: stopped) and the daemon, WorkerDeregistered, flush
 
 Reports, supervision and effects continue while etcd is unavailable; only taking ownership of the
@@ -24,6 +25,7 @@ from relume.engine_shim.agent.agent_errors import WorkerFenced, WorkerOwned
 from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.effects import EffectReader, EffectRunner
 from relume.engine_shim.agent.engine_process import ipc_directory
+from relume.engine_shim.agent.engine_process.drain import drained
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineHost
 from relume.engine_shim.agent.engine_process.orphan_engine import kill_orphan
 from relume.engine_shim.agent.engine_process.supervisor import Supervisor
@@ -42,6 +44,7 @@ from relume.events.vocabulary import (
     EngineDied,
     StateDaemonLost,
     WorkerDeregistered,
+    WorkerLeaving,
     WorkerRegistered,
 )
 
@@ -78,6 +81,7 @@ class Agent:
         self._reader = reader
         self._host = host
         self._logger = logger
+        self._draining = asyncio.Event()
         self._stopping = asyncio.Event()
         self._journal: Journal | None = None
         self._reports: ReportServer | None = None
@@ -85,13 +89,23 @@ class Agent:
         self._supervisor: Supervisor | None = None
         self._daemon: StateDaemonKeeper | None = None
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether a stop was requested."""
+        return self._draining.is_set()
+
     def stop(self, reason: str) -> None:
-        """Leave. On a second request, do not wait for the engine to end."""
-        again = self._stopping.is_set()
+        """Leave when the requests have left the engine, or the time for that is over. On a second
+        request, do not wait for them, nor for the engine to end."""
+        again = self.is_leaving
         self._logger.info("stop requested", reason=reason, again=again)
-        self._stopping.set()
-        if again and self._supervisor is not None:
-            self._supervisor.kill_now()
+        self._draining.set()
+        if self._supervisor is None or not self._config.drain_s:
+            self._stopping.set()
+        if again:
+            self._stopping.set()
+            if self._supervisor is not None:
+                self._supervisor.kill_now()
 
     async def run(self) -> None:
         """Raises WorkerFenced, WorkerOwned, and what a broken log raises."""
@@ -225,6 +239,7 @@ class Agent:
     async def _work(self, supervisor: Supervisor, effects: EffectRunner, journal: Journal) -> None:
         """All there is to do until the agent leaves; ends only by cancellation or error."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._drain(supervisor, journal))
             tasks.create_task(self._until_fenced(journal))
             tasks.create_task(self._keep_saved())
             if self._daemon is not None:
@@ -232,6 +247,15 @@ class Agent:
             await effects.catch_up()
             tasks.create_task(effects.run())
             tasks.create_task(supervisor.run())
+
+    async def _drain(self, supervisor: Supervisor, journal: Journal) -> None:
+        """Once a stop is requested, have the requests leave, and then stop."""
+        await self._draining.wait()
+        if await supervisor.unfinished() is not None:
+            within_s = self._config.drain_s
+            journal.record(WorkerLeaving(self._config.worker, round(within_s * 1000)))
+            await drained(supervisor, within_s, self._logger)
+        self._stopping.set()
 
     async def _until_fenced(self, journal: Journal) -> None:
         await journal.fenced()
@@ -272,7 +296,7 @@ class Agent:
             "model": self._config.served_model_name or self._config.model,
             "host_kind": self._config.host_kind,
             "pid": os.getpid(),
-            "stopping": self._stopping.is_set(),
+            "stopping": self.is_leaving,
             "run_dir": str(self._directory.path),
             "unsaved": self._directory.unsaved,
             "engine": self._supervisor.describe() if self._supervisor is not None else None,

@@ -102,11 +102,13 @@ from relume.events.vocabulary.worker_events import (
     StreamResumed,
     StreamsReported,
     WorkerDeregistered,
+    WorkerLeaving,
     WorkerRegistered,
 )
 
 WORKER_EVENTS = (
     WorkerRegistered
+    | WorkerLeaving
     | WorkerDeregistered
     | EngineStarted
     | EngineReady

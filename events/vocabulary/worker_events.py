@@ -21,6 +21,14 @@ class WorkerRegistered(Event, frozen=True, tag="worker_registered/1", kw_only=Tr
     """`host:port` at which the agent announces deaths; empty: it does not."""
 
 
+class WorkerLeaving(Event, frozen=True, tag="worker_leaving/1"):
+    """The agent is asked to stop. Requests leave its engine, which it stops when it has none."""
+
+    worker: str
+    within_ms: int
+    """Time after which the engine stops although it has requests."""
+
+
 class WorkerDeregistered(Event, frozen=True, tag="worker_deregistered/1"):
     """The agent leaves on purpose; nothing of it remains."""
 

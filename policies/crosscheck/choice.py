@@ -139,7 +139,7 @@ def _is_idle(view: View, worker: Worker) -> bool:
 
 
 def _is_there(worker: Worker) -> bool:
-    return worker.present and worker.engine == EnginePhase.READY and not worker.draining
+    return worker.present and worker.engine == EnginePhase.READY and not worker.drains
 
 
 def _is_trusted(worker: Worker) -> bool:

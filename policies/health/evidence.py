@@ -223,6 +223,12 @@ def _on_effects(fleet: Fleet, stream: str, epoch: int, event: v.EffectsDecided) 
             review_worker(fleet, worker)
 
 
+def _on_leaving(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLeaving) -> None:
+    if (worker := fleet.workers.get(stream[2:])) is not None:
+        health_of(fleet, worker)
+        review_worker(fleet, worker)
+
+
 def _on_replicas(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
     """A replica came or left: its word counts, or does no longer."""
     alive = {replica.name for replica in fleet.replicas.values() if replica.alive}
@@ -370,6 +376,7 @@ HANDLERS: dict[type, Handler] = {
     v.CanaryValuesDecided: canary_evidence.on_canary_values,
     v.WorkerRegistered: _on_engine,
     v.StreamResumed: _on_engine,
+    v.WorkerLeaving: _on_leaving,
     v.WorkerDeregistered: _on_engine,
     v.WorkerLost: _on_lost,
     v.EffectsDecided: _on_effects,

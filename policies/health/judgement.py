@@ -256,6 +256,8 @@ def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
         return _gone(worker, health)
     if worker.draining:
         return Finding.LEAVING, FailureClass.NONE, "an operator drains it"
+    if worker.drains:
+        return Finding.LEAVING, FailureClass.NONE, "its agent stops"
     if health.hung_for:
         return Finding.FAILING, FailureClass.HANG, f"judged hung by {_names(health.hung_for)}"
     suspecting = review.suspecting(worker)

@@ -13,7 +13,7 @@ from relume.policies.state.unreadable import has_unacknowledged
 def is_open(fleet: Fleet, worker: Worker) -> bool:
     """Whether nothing is known against requests there: what counts as capacity, also when an operator
     drains another worker. What one replica suspects is no matter of the fleet."""
-    if worker.engine != EnginePhase.READY or not worker.present or worker.draining:
+    if worker.engine != EnginePhase.READY or not worker.present or worker.drains:
         return False
     if has_unacknowledged(fleet, worker.name):
         return False

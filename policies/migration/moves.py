@@ -5,8 +5,9 @@ with its estimate (`recovery_options`). Each choice loads its worker and its hol
 ones. The cost of what follows is added: the tokens a request is still expected to make, at what a
 token takes there with one request more, and here as it is.
 
-- `drain`: what can be moved with a short pause leaves. A request whose holders lag waits for them
-for some ticks, since their lag would be computed again. After the operator's deadline nothing
+- `drain`: by an operator's command, or since the worker's agent stops. What can be moved with a
+short pause leaves. A request whose holders lag waits for them
+for some ticks, since their lag would be computed again. After a deadline nothing
 waits, and no pause is too long.
 - `imbalance`: a worker that has had too many more requests than another for long gives some
   away, the ones with most to come first, each only while that gains more than its pause
@@ -63,7 +64,7 @@ def sources(view: View) -> list[tuple[str, MigrationCause]]:
     found = [
         (w.name, MigrationCause.DRAIN)
         for w in workers
-        if w.draining and w.engine == EnginePhase.READY
+        if w.drains and w.engine == EnginePhase.READY
     ]
     if config.moves == "all":
         found += [(name, MigrationCause.IMBALANCE) for name in crowded(view, config)]
@@ -211,7 +212,7 @@ class _Drain(_MigrationPlanner):
             return "not begun"
         if self._is_overdue():
             return ""
-        waited = self.view.fleet.tick - self.source.drained_tick
+        waited = self.view.fleet.tick - self._since_tick()
         slack = self.config.slack_blocks * self.source.block_size
         return "catching up" if lag > slack and waited < self.config.wait_ticks else ""
 
@@ -220,12 +221,19 @@ class _Drain(_MigrationPlanner):
             return ""
         return "too long a pause" if option.done_us > 1000 * self.config.pause_ms else ""
 
+    def _since_tick(self) -> int:
+        """When it began to drain."""
+        leaving, drained_tick = self.source.leaving, self.source.drained_tick
+        if isinstance(leaving, UnsetType):
+            return drained_tick
+        return leaving.since_tick if drained_tick < 0 else min(leaving.since_tick, drained_tick)
+
     def _is_overdue(self) -> bool:
-        """Whether the operator's deadline is over: then what can move does, at any pause."""
-        drain = self.source.drain
-        if isinstance(drain, UnsetType) or drain.deadline_tick < 0:
-            return False
-        return self.view.fleet.tick >= drain.deadline_tick
+        """Whether a deadline is over, the operator's or that of the agent that stops: then what can
+        move does, at any pause."""
+        ends = (self.source.drain, self.source.leaving)
+        deadlines = [end.deadline_tick for end in ends if not isinstance(end, UnsetType)]
+        return any(0 <= tick <= self.view.fleet.tick for tick in deadlines)
 
 
 class _Imbalance(_MigrationPlanner):

@@ -74,7 +74,7 @@ class RestartTimes:
 
     def _begun(self, view: View, worker: Worker, now_us: int) -> float:
         """When the worker's engine began to restart, in microseconds."""
-        if not worker.present or worker.held or worker.draining:
+        if not worker.present or worker.held or worker.drains:
             return NEVER
         if worker.engine in (EnginePhase.STARTING, EnginePhase.DEAD):
             return self._begun_us.get(worker.name, NEVER)

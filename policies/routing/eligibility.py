@@ -57,7 +57,7 @@ def excluded(view: View, worker: Worker, model: str, suspected: bool) -> Exclusi
         return Exclusion.OTHER_MODEL
     if not worker.present:
         return Exclusion.LOST
-    if worker.draining:
+    if worker.draining or worker.leaving is not UNSET:
         return Exclusion.DRAINING
     if view.fleet.unreadable is not UNSET and has_unacknowledged(view.fleet, worker.name):
         return Exclusion.UNREADABLE
@@ -101,7 +101,7 @@ def excluded_as_holder(worker: Worker | None) -> Exclusion:
     """Why checkpoints do not stay with the worker's host; empty if they may."""
     if worker is None or not worker.present:
         return Exclusion.LOST
-    return Exclusion.DRAINING if worker.draining else Exclusion.NONE
+    return Exclusion.DRAINING if worker.drains else Exclusion.NONE
 
 
 # --- limits

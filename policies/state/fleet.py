@@ -97,6 +97,14 @@ class Drain(Struct, kw_only=True):
     deadline_tick: int
 
 
+class Leaving(Struct, kw_only=True):
+    """The worker's agent stops, since a tick. From `deadline_tick` on its requests wait for no cheap
+    move."""
+
+    since_tick: int
+    deadline_tick: int
+
+
 class Worker(Struct, kw_only=True):
     """One worker, from the log. Engine states: none, starting, ready, dead.
 
@@ -196,6 +204,12 @@ class Worker(Struct, kw_only=True):
     checks: CheckRecord | UnsetType = UNSET
     drain: Drain | UnsetType = UNSET
     max_seqs: int | UnsetType = UNSET
+    leaving: Leaving | UnsetType = UNSET
+
+    @property
+    def drains(self) -> bool:
+        """Whether requests are to leave it: an operator drains it, or its agent stops."""
+        return self.draining or self.leaving is not UNSET
 
 
 class Request(Struct, kw_only=True):

@@ -11,6 +11,7 @@ given `--kv-transfer-config`, and ignores the rest; the script is in its own arg
     --family N          starts N children in the same session, which say hello as workers
     --steps N           sends N steps once ready
     --pace S            then a step every S seconds for ever; every 20th ends a request
+    --busy S            has a request for so long, once ready
     --garbage           sends an unknown frame, then an absurd length, after its steps
 
 With `--as zygote SOCKET` it is a zygote instead: the real one, forking this engine.
@@ -19,6 +20,7 @@ With `--as zygote SOCKET` it is a zygote instead: the real one, forking this eng
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import struct
@@ -37,15 +39,18 @@ from relume.events.wire.reports import Hello, Layout, Ready, frame, layout_frame
 
 
 class Health(BaseHTTPRequestHandler):
-    """200 on everything; nothing after SIGUSR1, until SIGUSR2."""
+    """200 on everything, with the number of requests; nothing after SIGUSR1, until SIGUSR2."""
 
     answering = threading.Event()
     answering.set()
+    busy_until = 0.0
 
     def do_GET(self) -> None:
         self.answering.wait()
+        count = int(time.monotonic() < self.busy_until)
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(json.dumps({"running": count, "waiting": 0}).encode())
 
     def log_message(self, *_: object) -> None:
         """Quiet."""
@@ -65,6 +70,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--family", type=int, default=0)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--busy", type=float, default=0.0)
     parser.add_argument("--garbage", action="store_true")
     parser.add_argument("--role", default="core")
     parser.add_argument("--inexact", default="", help="NAME=WHY, found by its self-test")
@@ -92,6 +98,7 @@ def main(argv: list[str]) -> None:
     if args.mute:
         while True:
             time.sleep(60)
+    Health.busy_until = time.monotonic() + args.busy
     server = ThreadingHTTPServer((args.host, args.port), Health)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     if args.kv_transfer_config:

@@ -28,6 +28,7 @@ QUICK = {
     "backoff_s": (0.0, 0.05, 0.1),
     "stable_after_s": 60.0,
     "ready_timeout_s": 20.0,
+    "drain_s": 0.0,
     "stop_timeout_s": 5.0,
     "lease_ttl_s": 2,
 }

@@ -232,6 +232,22 @@ def test_a_pod_is_not_killed_before_its_drain_is_over():
     assert "lifecycle" not in item, "a preStop hook takes its time from the same period"
 
 
+def agent_stop_s() -> float:
+    """Time an agent has from SIGTERM to its end: the requests, the engine, and what is left."""
+    config = agent_config.AgentConfig(worker="w0", run_dir="run", model="m")
+    return config.drain_s + config.stop_timeout_s + LEAVES_S
+
+
+def test_a_worker_is_not_killed_before_its_requests_have_left():
+    item, pod = container("agent"), pod_of("agent")
+    assert not [a for a in arguments(item) if "drain" in a or "timeout" in a], "the defaults hold"
+    assert pod["terminationGracePeriodSeconds"] >= agent_stop_s()
+    assert "lifecycle" not in item, "a preStop hook takes its time from the same period"
+    (unit,) = [path for path in UNITS if path.name.startswith("relume-worker")]
+    (wait_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit.read_text(), re.MULTILINE)
+    assert int(wait_s) >= agent_stop_s()
+
+
 def test_a_pod_accepts_connections_until_its_probe_has_failed():
     item = container("serve")
     config = drain_of(serve_flags(arguments(item)))

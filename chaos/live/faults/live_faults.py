@@ -68,6 +68,13 @@ class Faults:
     async def _agent_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return None, self._killed({w: self._host.agent_pid(w) for w in targets})
 
+    async def _agent_terminate(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        pids = {w: self._host.agent_pid(w) for w in targets}
+        struck = {name: pid for name, pid in pids.items() if pid and processes.terminate(pid)}
+        if not struck:
+            raise CannotStrike(f"nothing runs at {', '.join(pids)}")
+        return None, ", ".join(f"{name} {pid}" for name, pid in struck.items())
+
     async def _holder_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return None, self._killed({w: self._host.daemon_pid(w) for w in targets})
 

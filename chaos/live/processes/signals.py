@@ -31,6 +31,11 @@ def kill(pid: int) -> bool:
     return send(pid, signal.SIGKILL)
 
 
+def terminate(pid: int) -> bool:
+    """Send SIGTERM; False if the process is gone."""
+    return send(pid, signal.SIGTERM)
+
+
 def send(pid: int, number: int) -> bool:
     """Send a signal; False if the process is gone."""
     with contextlib.suppress(ProcessLookupError):

@@ -120,6 +120,13 @@ class Supervisor:
         if self._canaries is not None:
             self._canaries.hurry()
 
+    async def unfinished(self) -> int | None:
+        """See DrainedEngine."""
+        engine, order = self._engine, self._order
+        if engine is None or order is None or not engine.ready or engine.dead.is_set():
+            return None
+        return await self._watched_engine(engine, order).unfinished()
+
     # --- lives -----------------------------------------------------------------------
 
     async def run(self) -> None:

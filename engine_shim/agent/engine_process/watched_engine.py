@@ -15,6 +15,7 @@ from relume.engine_shim.agent.canaries.canary_watch import CanaryEngine, NoCanar
 from relume.engine_shim.agent.canaries.weights_digest import weights_digest
 from relume.engine_shim.agent.engine_process import stack_dump
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
+from relume.engine_shim.agent.engine_process.drain import UNKNOWN
 from relume.engine_shim.agent.engine_process.hang_watch import WatchedEngine
 from relume.engine_shim.agent.engine_process.process_identity import stat_of
 from relume.engine_shim.agent.run_directory import RunDirectory
@@ -25,17 +26,35 @@ from relume.events.vocabulary.enums import DeathReason
 from relume.events.wire.worker_calls import (
     CANARY_PATH,
     PROBE_PATH,
+    STATE_PATH,
     CanaryAnswered,
     CanaryRequest,
 )
 
 CANARY_S = 10.0
 """Maximum time of an answer to a canary."""
+STATE_S = 2.0
+"""Maximum time of an answer with its number of requests."""
 MOST_BYTES = 1 << 16
+END = b"\r\n\r\n"
+"""Of an answer's head."""
+
+
+class _Counts(msgspec.Struct):
+    """The part of `/relume/state` that counts requests: those that its scheduler has, and those that
+    its HTTP server waits for."""
+
+    running: int
+    waiting: int
+    unfinished: int = 0
 
 
 class WatchedServer(WatchedEngine, CanaryEngine, Protocol):
-    """An engine as both of its watches see it."""
+    """An engine as both of its watches see it, and as its drain does."""
+
+    async def unfinished(self) -> int:
+        """Number of requests that it has; `UNKNOWN` if it does not answer."""
+        ...
 
 
 class ServingEngine:
@@ -90,26 +109,42 @@ class ServingEngine:
         """See CanaryEngine."""
         canary_request = CanaryRequest(number, PROMPTS, self._incarnation)
         body = msgspec.json.encode(canary_request)
-        head = (
-            f"POST {CANARY_PATH} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n"
-        )
         try:
-            async with asyncio.timeout(CANARY_S):
-                reader, writer = await asyncio.open_connection(self._host, self._port)
-                try:
-                    writer.write(head.encode() + body)
-                    answer = await reader.read(MOST_BYTES)
-                    while more := await reader.read(MOST_BYTES):
-                        answer = (answer + more)[:MOST_BYTES]
-                finally:
-                    writer.close()
+            answer = await self._answer(f"POST {CANARY_PATH}", body, CANARY_S)
         except TimeoutError:
             return f"no answer within {CANARY_S:g} s"
         except OSError as error:
             return f"no connection: {error.strerror or type(error).__name__}"
         return _answered(answer)
+
+    async def unfinished(self) -> int:
+        """See WatchedServer."""
+        try:
+            head, _, body = (await self._answer(f"GET {STATE_PATH}", b"", STATE_S)).partition(END)
+            state = msgspec.json.decode(body, type=_Counts)
+        except (OSError, TimeoutError, msgspec.DecodeError):
+            return UNKNOWN
+        if head.split(b" ", 2)[1:2] != [b"200"]:
+            return UNKNOWN
+        return max(state.running + state.waiting, state.unfinished)
+
+    async def _answer(self, line: str, body: bytes, timeout_s: float) -> bytes:
+        """The bytes of its answer to a request, cut at `MOST_BYTES`. Raises OSError, TimeoutError."""
+        head = (
+            f"{line} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(self._host, self._port)
+            try:
+                writer.write(head.encode() + body)
+                answer = await reader.read(MOST_BYTES)
+                while more := await reader.read(MOST_BYTES):
+                    answer = (answer + more)[:MOST_BYTES]
+                return answer
+            finally:
+                writer.close()
 
     def process_state(self) -> str:
         """See WatchedEngine: that of the first of its processes that is stopped, or of its first."""
@@ -128,7 +163,7 @@ class ServingEngine:
 
 def _answered(answer: bytes) -> CanaryAnswered | str:
     """What an HTTP answer says about a canary. Raises NoCanaries."""
-    head, _, body = answer.partition(b"\r\n\r\n")
+    head, _, body = answer.partition(END)
     status = head.split(b" ", 2)[1:2]
     if status and status[0] in (b"404", b"405", b"501"):
         raise NoCanaries

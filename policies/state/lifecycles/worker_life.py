@@ -43,6 +43,7 @@ _ROWS: dict[tuple[type, Concerns], Row] = {
     # record, and its target:           unknown   away      present
     (v.WorkerRegistered, IT):          (PRESENT,  PRESENT,  PRESENT),
     (v.StreamResumed, IT):             (PRESENT,  PRESENT,  PRESENT),
+    (v.WorkerLeaving, IT):             (IGNORED,  AWAY,     PRESENT),
     (v.WorkerDeregistered, IT):        (AWAY,     AWAY,     AWAY),
     (v.WorkerLost, IT):                (IGNORED,  AWAY,     AWAY),
     (v.WorkerLost, ANOTHER_EPOCH): _NOTHING,

@@ -11,10 +11,13 @@ from msgspec import UNSET
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EngineKind
 from relume.policies.state import account, coverage, operator_commands, prefix_cache, step_times
-from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.state.fleet import Fleet, Leaving, Worker
 from relume.policies.state.lifecycles.engine_life import LIFE as ENGINE_LIFE
 from relume.policies.state.lifecycles.engine_life import NOT_NAMED, Age, Step, age_of, taken_in
 from relume.policies.state.lifecycles.worker_life import declared_away, worker_of
+
+TICK_MS = 1000
+"""Nominal time between two ticks."""
 
 
 def advance(fleet: Fleet, worker: Worker, kind: type, age: Age = NOT_NAMED) -> Step | None:
@@ -36,15 +39,25 @@ def _on_registered(fleet: Fleet, stream: str, epoch: int, event: v.WorkerRegiste
     worker.agent_url = event.agent_url
     worker.notices = event.notices
     worker.present = True
+    worker.leaving = UNSET
     operator_commands.agent_started(fleet, worker.name)
     if (step := advance(fleet, worker, v.WorkerRegistered)) is not None and step.clears:
         worker.engine_pid = 0
         worker.died_of = "agent replaced"
 
 
+def _on_leaving(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLeaving) -> None:
+    """For half of the time its requests may wait for a cheap move, as within an operator's
+    deadline."""
+    if (worker := fleet.workers.get(stream[2:])) is not None:
+        ticks = max(event.within_ms // (2 * TICK_MS), 1)
+        worker.leaving = Leaving(since_tick=fleet.tick, deadline_tick=fleet.tick + ticks)
+
+
 def _on_deregistered(fleet: Fleet, stream: str, epoch: int, event: v.WorkerDeregistered) -> None:
     worker = worker_of(fleet, stream)
     worker.present = False
+    worker.leaving = UNSET
     advance(fleet, worker, v.WorkerDeregistered)
     worker.engine_pid = 0
     worker.died_of = event.reason
@@ -118,6 +131,7 @@ def _on_streams_reported(fleet: Fleet, stream: str, epoch: int, event: v.Streams
 
 HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.WorkerRegistered: _on_registered,
+    v.WorkerLeaving: _on_leaving,
     v.WorkerDeregistered: _on_deregistered,
     v.WorkerLost: _on_lost,
     v.EngineStarted: _on_started,

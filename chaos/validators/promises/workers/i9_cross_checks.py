@@ -66,6 +66,7 @@ class _Engine:
         self.ready = History(0)
         self.running: History[frozenset[tuple[str, int]]] = History(frozenset())
         self.draining = History(False)
+        self.leaving = History(False)
         self.health: History[v.HealthDecided | None] = History(None)
         self.finished: dict[tuple[str, int], int] = {}
 
@@ -74,7 +75,7 @@ class _Engine:
         probes it may send it checks too."""
         if self.ready.at(revision) != incarnation:
             return "its engine is not ready"
-        if self.draining.at(revision):
+        if self.draining.at(revision) or self.leaving.at(revision):
             return "it drains"
         if count := len(self.running.at(revision)):
             return f"its engine has {count} requests"
@@ -142,6 +143,8 @@ class _Checks:
         elif kind is v.EngineReady:
             engine.ready.set(at.revision, event.incarnation)
             engine.running.set(at.revision, frozenset())
+        elif kind in (v.WorkerLeaving, v.WorkerRegistered):
+            engine.leaving.set(at.revision, kind is v.WorkerLeaving)
         elif kind in (v.EngineDied, v.EngineStarted, v.WorkerDeregistered):
             engine.ready.set(at.revision, 0)
             engine.running.set(at.revision, frozenset())
