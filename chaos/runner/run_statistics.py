@@ -11,7 +11,13 @@ from relume.chaos.scenario.schedule import Request
 from relume.chaos.validators.promises.requests.i10_recovery_bound import recoveries
 from relume.chaos.validators.records import Log, courses, events_of
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import HealthState, RequestOutcome, ShedReason, TransportKind
+from relume.events.vocabulary.enums import (
+    HealthState,
+    RequestOutcome,
+    RolloutStage,
+    ShedReason,
+    TransportKind,
+)
 
 MS = 1e6
 """Nanoseconds in a millisecond."""
@@ -45,6 +51,7 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
         "moved_streams": _moved(log),
         "failed_attempts": _count(log, _is_failed_attempt),
         "lost_attempts": _count(log, _is_lost_attempt),
+        "engines_rolled": _engines_rolled(log),
         "breakers_opened": _count(log, _is_opening),
         "levels_decided": _count(log, lambda event: type(event) is v.DegradationDecided),
         "highest_level": _highest_level(log),
@@ -120,6 +127,11 @@ def _is_failed_attempt(event: Any) -> bool:
 
 def _is_lost_attempt(event: Any) -> bool:
     return type(event) is v.TransportObserved and event.kind in LOST
+
+
+def _engines_rolled(log: Log) -> int:
+    decided = (at.event for at in events_of(log, "fleet") if type(at.event) is v.RolloutDecided)
+    return sum(len(e.workers) for e in decided if e.stage == RolloutStage.RETURNED)
 
 
 def _is_opening(event: Any) -> bool:

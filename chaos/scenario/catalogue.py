@@ -231,6 +231,7 @@ FIGURES: Mapping[str, str] = {
     "moved_streams": "streams that continued on another worker",
     "failed_attempts": "attempts that a worker answered with an error",
     "lost_attempts": "attempts whose worker was lost",
+    "engines_rolled": "workers that a rolling restart left with a new engine",
     "breakers_opened": "decisions that a worker gets no requests because it fails",
     "levels_decided": "changes of the level of degradation",
     "highest_level": "highest level of degradation that was decided",
@@ -247,7 +248,16 @@ FIGURES: Mapping[str, str] = {
     "makespan_s": "from the first arrival to the last token",
 }
 
-PROMISES = (*(f"I{number}" for number in range(1, 20)), "I21", "I22", "I23", "I24", "I25", "I26")
+PROMISES = (
+    *(f"I{number}" for number in range(1, 20)),
+    "I21",
+    "I22",
+    "I23",
+    "I24",
+    "I25",
+    "I26",
+    "I27",
+)
 
 HARDWARE: Mapping[str, tuple[str, ...]] = {
     "tiny": ("cpu",),

@@ -34,7 +34,7 @@ Found = tuple[Path_, str, str]
 MOST_SPAN = 1_000_000
 """Maximum of a time in seconds or of a count: more is a mistake."""
 
-COMMANDS = ("drain", "undrain", "hold", "release", "restart", "resign")
+COMMANDS = ("drain", "undrain", "hold", "release", "restart", "resign", "rollout")
 """What an operator of a scenario may command."""
 
 HOLDERS = frozenset(

@@ -163,7 +163,9 @@ class SimFleet:
         self._delay_writer()
         operating = None
         if commands := self._commands():
-            self.operator = Operator(list(self.planes.values()), list(self.hosts), commands)
+            self.operator = Operator(
+                list(self.planes.values()), list(self.hosts), self.scenario.fleet.model, commands
+            )
             operating = asyncio.create_task(self.operator.run())
         await self._answered.wait()
         while self.faults.striking and self.loop.now_ns < self._last_strike_ns:
@@ -172,7 +174,7 @@ class SimFleet:
         if operating is not None and self.operator is not None:
             operating.cancel()
             if self.scenario.fleet.operator.each:
-                await self.operator.undo()
+                await self.operator.end()
         while self.faults.open:
             await asyncio.sleep(LOOK_S)
         self.drained = await self._until(self._rested, REST_S)

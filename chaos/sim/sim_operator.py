@@ -30,11 +30,16 @@ class Operator:
     """Run it in no process."""
 
     def __init__(
-        self, planes: Sequence[Plane], workers: Sequence[str], commands: Commands = DRAINS
+        self,
+        planes: Sequence[Plane],
+        workers: Sequence[str],
+        model: str,
+        commands: Commands = DRAINS,
     ) -> None:
         self._given: list[tuple[str, Replica, int]] = []
         self._planes = planes
         self._workers = workers
+        self._model = model
         self._commands = commands
         self._states: dict[tuple[str, str], None] = {}
         """States that commands have led to: worker, and the command that ends it."""
@@ -49,6 +54,13 @@ class Operator:
             count += all(given)
             await asyncio.sleep(commands.every_s)
         await self.undo()
+
+    async def end(self) -> None:
+        """Undo, and cancel a rolling restart."""
+        await self.undo()
+        if any(AdminCommand.ROLLOUT in group for group in self._commands.each):
+            while not self._give(AdminCommand.CANCEL_ROLLOUT, ""):
+                await asyncio.sleep(AGAIN_S)
 
     async def undo(self) -> None:
         """Release what is held, and undrain what is drained, as soon as a replica serves."""
@@ -82,7 +94,7 @@ class Operator:
                 command_id=name,
                 principal=PRINCIPAL,
                 command=AdminCommand(command),
-                target=target,
+                target=self._model if command == AdminCommand.ROLLOUT else target,
                 force=command == "drain",
             )
             try:

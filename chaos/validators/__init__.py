@@ -44,6 +44,7 @@ from relume.chaos.validators.promises.workers import (
     i15_effects_once,
     i17_living_owners,
     i19_engine_stops,
+    i27_rolling_restart,
 )
 from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
 from relume.chaos.validators.service_limits import ServiceLimits
@@ -79,6 +80,7 @@ CHECKS: Mapping[str, Check] = {
     "I24": i24_fair_ties.check,
     "I25": i25_told_truth.check,
     "I26": i26_lost_speed.check,
+    "I27": i27_rolling_restart.check,
 }
 
 __all__ = [

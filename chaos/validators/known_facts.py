@@ -28,6 +28,7 @@ from relume.events.vocabulary.enums import (
     EngineKind,
     EnginePhase,
     HealthState,
+    RolloutStage,
     TransportKind,
 )
 
@@ -46,6 +47,8 @@ SUSPICIOUS = frozenset(
 FAILED_ONE = frozenset((TransportKind.ENGINE_ERROR, TransportKind.STUCK))
 """The engine failed one request, and may serve others."""
 EXCLUDED = (HealthState.UNHEALTHY, HealthState.QUARANTINED)
+STEP_OVER = (RolloutStage.RETURNED, RolloutStage.DONE, RolloutStage.CANCELLED)
+"""A rolling restart leaves its workers, which get requests again."""
 NOTHING = 0, 0
 Place = tuple[str, int]
 """A worker, and the incarnation of its engine."""
@@ -61,8 +64,14 @@ class Standing(Struct, frozen=True, kw_only=True):
     present: bool = False
     draining: bool = False
     leaving: bool = False
+    rolling: bool = False
     unreadable: bool = False
     domain: str = ""
+
+    @property
+    def drains(self) -> bool:
+        """By an operator, since its agent stops, or for a rolling restart."""
+        return self.draining or self.leaving or self.rolling
 
 
 class KnownWorker:
@@ -293,6 +302,12 @@ class KnownFacts:
                 drains = effect.kind == EffectKind.DRAIN
                 self._worker(effect.worker).change(revision, draining=drains)
 
+    def _rollout(self, revision: int, stream: str, _: int, event: v.RolloutDecided) -> None:
+        """Workers of a step get no requests until it is over."""
+        if event.stage == RolloutStage.DRAINING or event.stage in STEP_OVER:
+            for name in event.workers:
+                self._worker(name).change(revision, rolling=event.stage not in STEP_OVER)
+
     def _health(self, revision: int, stream: str, _: int, event: v.HealthDecided) -> None:
         self._worker(event.worker).health.set(revision, event)
 
@@ -463,6 +478,7 @@ _HANDLERS: dict[type, Callable[[KnownFacts, int, str, int, Any], None]] = {
     v.WorkerLost: KnownFacts._lost,
     v.WorkerForgotten: KnownFacts._forgotten,
     v.EffectsDecided: KnownFacts._effects,
+    v.RolloutDecided: KnownFacts._rollout,
     v.HealthDecided: KnownFacts._health,
     UnreadableRecord: KnownFacts._unreadable,
     v.AdminCommanded: KnownFacts._commanded,

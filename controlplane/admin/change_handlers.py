@@ -8,7 +8,13 @@ from aiohttp import web
 from relume.controlplane.admin import settings
 from relume.controlplane.admin.commands import CommandBook
 from relume.controlplane.admin.errors import BadRequest, NotFound
-from relume.controlplane.admin.models import CommandDetail, CommandInfo, DrainRequest, SettingChange
+from relume.controlplane.admin.models import (
+    CommandDetail,
+    CommandInfo,
+    DrainRequest,
+    RolloutRequest,
+    SettingChange,
+)
 from relume.controlplane.admin.principals import Principal
 from relume.controlplane.replica.loop import Replica
 from relume.events.vocabulary.enums import AdminCommand
@@ -47,6 +53,21 @@ class ChangesApi:
             raise BadRequest(f"the body must be {form}, in JSON: {error}") from None
         ticks = -int(-wanted.deadline_s // self._replica.config.tick_s)
         return DrainOrder(reason=wanted.reason, deadline_ticks=ticks, force=wanted.force)
+
+    async def begin_rollout(self, request: web.Request, principal: Principal) -> CommandInfo:
+        """POST rollout."""
+        try:
+            wanted = msgspec.json.decode(await request.read(), type=RolloutRequest)
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"the body must be {{model, drain_s}} in JSON: {error}") from None
+        ticks = -int(-wanted.drain_s // self._replica.config.tick_s)
+        order = DrainOrder(reason="", deadline_ticks=ticks, force=False)
+        command = AdminCommand.ROLLOUT
+        return await self._submit(request, principal, command, wanted.model, order=order)
+
+    async def cancel_rollout(self, request: web.Request, principal: Principal) -> CommandInfo:
+        """POST rollout/cancel."""
+        return await self._submit(request, principal, AdminCommand.CANCEL_ROLLOUT, "")
 
     async def set_config(self, request: web.Request, principal: Principal) -> CommandInfo:
         """PUT config."""

@@ -30,6 +30,7 @@ DECISIONS = (
     v.RequestHeld,
     v.RequestShed,
     v.DegradationDecided,
+    v.RolloutDecided,
 )
 PAGE_BUDGET_S = 5.0
 """A page that has to read the log stops after this and returns a cursor to continue from."""

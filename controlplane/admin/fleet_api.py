@@ -110,6 +110,10 @@ class FleetApi:
         """GET degradation."""
         return m.degradation_of(self._replica.fleet, request.query.get("model", ""))
 
+    async def rollout(self, request: web.Request) -> m.RolloutInfo:
+        """GET rollout."""
+        return m.rollout_of(self._replica.fleet)
+
     async def leader(self, request: web.Request) -> m.LeaderInfo:
         """GET leader."""
         fleet = self._replica.fleet

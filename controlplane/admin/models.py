@@ -26,6 +26,7 @@ from relume.policies.degradation.degradation_settings import DegradationConfig
 from relume.policies.degradation.demand import leader_config, models_of
 from relume.policies.health.health_life import breaker_of
 from relume.policies.health.health_state import WorkerHealth
+from relume.policies.rollout import rollout_records
 from relume.policies.state import unreadable
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.operator_commands import NO_DRAIN
@@ -347,6 +348,29 @@ class DrainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     force: bool = False
 
 
+class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of a rolling restart. `drain_s`: time in which requests may leave each worker (0: the
+    default)."""
+
+    model: str
+    drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+
+
+class RolloutInfo(Struct, frozen=True, kw_only=True):
+    """The last rolling restart, and whether it is `active`. `workers` of the present step, `todo` to
+    come. `paused`: why the next step waits. `rollout`: id of its command; empty: there was none."""
+
+    rollout: str = ""
+    active: bool = False
+    model: str = ""
+    principal: str = ""
+    stage: str = ""
+    since_tick: int = 0
+    workers: list[str] = []
+    todo: list[str] = []
+    paused: str = ""
+
+
 class CommandDetail(Struct, frozen=True):
     """A command and what became of its effects."""
 
@@ -472,6 +496,23 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         drain_ticks_left=max(drain.deadline_tick - view.fleet.tick, 0)
         if drain.deadline_tick >= 0
         else -1,
+    )
+
+
+def rollout_of(fleet: Fleet) -> RolloutInfo:
+    """The last rolling restart."""
+    if isinstance(found := fleet.rollout, UnsetType):
+        return RolloutInfo()
+    return RolloutInfo(
+        rollout=found.rollout,
+        active=rollout_records.active(fleet) is not None,
+        model=found.model,
+        principal=found.principal,
+        stage=found.stage,
+        since_tick=found.since,
+        workers=list(found.workers),
+        todo=found.todo,
+        paused=found.paused,
     )
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "listing",
     "one_worker",
     "requests",
+    "rollout",
     "serve",
 ]
 
@@ -106,6 +107,27 @@ def degradation(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         default="",
         help="read a stored log, or an archive's directory, instead of asking the fleet",
+    )
+    listing(parser)
+
+
+def rollout(parser: argparse.ArgumentParser) -> None:
+    """`relume rollout`."""
+    parser.add_argument("action", choices=("restart", "status", "cancel"))
+    parser.add_argument("--model", default="", help="needed if the fleet serves several")
+    parser.add_argument(
+        "--drain",
+        type=float,
+        metavar="S",
+        default=0.0,
+        help="maximum time in seconds in which requests may leave each worker (120)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        metavar="S",
+        default=None,
+        help="show each change until its end, for so many seconds (exit 1: it goes on)",
     )
     listing(parser)
 

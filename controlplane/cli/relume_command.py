@@ -165,6 +165,18 @@ For older ones name the archive of the log with --log.""",
         """
   relume drain w0 --wait && relume restart w0 && relume undrain w0   without a client noticing""",
     ),
+    "rollout": Command(
+        "restart all engines of a model, one failure domain after the other",
+        "relume.controlplane.cli.arguments:rollout",
+        "relume.controlplane.cli.rollout_command:rollout",
+        """
+  relume rollout restart --wait 1800   each worker: requests leave, its engine restarts, answers a canary
+  relume rollout status                how far it is, and why it waits
+  relume rollout cancel                workers that drain for it get requests again
+
+The next step waits while a worker of the model is unwell, or while too few would stay open
+(migration.drain_floor, at least one). It goes on after a restart of the control plane.""",
+    ),
     "disable-restart": Command(
         "keep a worker's engine stopped after it ends",
         "relume.controlplane.cli.arguments:one_worker",

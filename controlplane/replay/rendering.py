@@ -417,6 +417,13 @@ _LEVELS = (
 )
 
 
+def rollout_line(event: v.RolloutDecided) -> str:
+    """A decision about a rolling restart."""
+    names = ", ".join(event.workers) or "no worker"
+    stage = f"{event.stage}: {event.reason}" if event.reason else str(event.stage)
+    return f"rolling restart of {event.model}: {names}: {stage}; {event.left} to come"
+
+
 def level_lines(event: v.DegradationDecided) -> list[str]:
     """A change of level, and the figures that it rests on."""
     meaning = _LEVELS[event.level] if 0 <= event.level < len(_LEVELS) else "unknown"
@@ -571,6 +578,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
         else f"verdicts on workers of {e.model} are no longer withheld"
     ],
     v.DegradationDecided: level_lines,
+    v.RolloutDecided: lambda e: [rollout_line(e)],
     v.WorkerLeaving: lambda e: [
         f"the agent of {e.worker} stops: requests leave within {e.within_ms / 1000:g} s"
     ],

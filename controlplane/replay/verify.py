@@ -522,6 +522,7 @@ _ANSWERS = (
     v.VerdictsWithheld,
     v.CanaryValuesDecided,
     v.DegradationDecided,
+    v.RolloutDecided,
 )
 """What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` follow from leases,
 whose history is not in the log: they are facts to replay."""

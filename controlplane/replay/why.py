@@ -24,6 +24,7 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import (
     AdminCommand,
     Exclusion,
+    RolloutStage,
     RouteCause,
     ShedReason,
     TransportKind,
@@ -150,6 +151,9 @@ class _Collector:
                 self._why.steps.append(self._health.pop(event.worker))
         elif kind is v.AdminCommanded:
             self._commanded(entry, event)
+        elif kind is v.RolloutDecided:
+            if event.stage == RolloutStage.DRAINING:
+                self._drains |= {name: Step(entry, event) for name in event.workers}
         elif kind is v.WorkerLeaving:
             self._drains[event.worker] = Step(entry, event)
         elif kind is v.WorkerRegistered:

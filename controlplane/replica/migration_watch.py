@@ -78,7 +78,7 @@ class MigrationWatch:
     def seen(self, stream: str, position: int, event: Any) -> None:
         """Called with each event folded."""
         kind = type(event)
-        if kind is v.Tick or kind is v.WorkerLeaving:
+        if kind in (v.Tick, v.WorkerLeaving, v.RolloutDecided):
             self._due = True
         elif kind is v.EffectsDecided:
             self._due = self._due or any(e.kind == EffectKind.DRAIN for e in event.effects)

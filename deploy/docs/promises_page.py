@@ -159,6 +159,11 @@ PROMISES = {
         "and tenants take turns, within bounds.",
         ("engine-killed-in-decode", "cascade", "holder-killed", "storm"),
     ),
+    "I27": Promise(
+        "A rolling restart takes one failure domain at a time, leaves workers open, "
+        "and gives requests to new engines only after their canaries.",
+        ("rolling-restart",),
+    ),
 }
 
 

@@ -46,6 +46,7 @@ from relume.events.vocabulary.leader_events import (
     LeaderElected,
     LeaderResigned,
     ReplicaLost,
+    RolloutDecided,
     SnapshotTaken,
     StateHashed,
     Tick,
@@ -176,5 +177,6 @@ LEADER_EVENTS = (
     | VerdictsWithheld
     | CanaryValuesDecided
     | DegradationDecided
+    | RolloutDecided
 )
 AnyEvent = WORKER_EVENTS | REPLICA_EVENTS | LEADER_EVENTS

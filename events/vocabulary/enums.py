@@ -154,6 +154,26 @@ class AdminCommand(Word):
     """End a quarantine."""
     CONFIG = "config"
     RESIGN = "resign"
+    ROLLOUT = "rollout"
+    """Restart the engines of a model, one failure domain after the other."""
+    CANCEL_ROLLOUT = "cancel_rollout"
+
+
+class RolloutStage(Word):
+    """How far a rolling restart is (`RolloutDecided.stage`)."""
+
+    BEGUN = "begun"
+    DRAINING = "draining"
+    """Requests leave the workers of the present step."""
+    RESTARTING = "restarting"
+    CHECKING = "checking"
+    """The new engines are ready; their canaries are awaited."""
+    RETURNED = "returned"
+    """The workers of the step get requests again."""
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    DONE = "done"
+    CANCELLED = "cancelled"
 
 
 class EffectKind(Word):

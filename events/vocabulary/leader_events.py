@@ -5,7 +5,13 @@ from __future__ import annotations
 from msgspec import Struct
 
 from relume.events.vocabulary.base import Basis, Event
-from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState, StepDetail
+from relume.events.vocabulary.enums import (
+    EffectKind,
+    FailureClass,
+    HealthState,
+    RolloutStage,
+    StepDetail,
+)
 
 
 class LeaderElected(Event, frozen=True, tag="leader_elected/1"):
@@ -121,6 +127,22 @@ class HealthDecided(Event, frozen=True, tag="health_decided/1", kw_only=True):
     good_tick: int = -1
     """Of a corruption: tick of the last right answers to the canaries that are wrong now, the
     earliest. What the engine computed since then is in doubt. -1: one was never right."""
+
+
+class RolloutDecided(Event, frozen=True, tag="rollout_decided/1", kw_only=True):
+    """Decision: the next stage of a rolling restart of a model's engines."""
+
+    rollout: str
+    """The command that began it."""
+    model: str
+    stage: RolloutStage
+    """What happens now."""
+    workers: tuple[str, ...]
+    """Workers of this step; of `begun`: all, in the order in which they are restarted."""
+    left: int
+    """Workers that come after this step."""
+    reason: str = ""
+    """Of `paused`: why."""
 
 
 class VerdictsWithheld(Event, frozen=True, tag="verdicts_withheld/1", kw_only=True):

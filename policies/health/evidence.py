@@ -33,6 +33,7 @@ from relume.events.vocabulary.enums import (
     FailureClass,
     HealthState,
     RequestOutcome,
+    RolloutStage,
 )
 from relume.policies.canary import answers
 from relume.policies.crosscheck import disputes
@@ -229,6 +230,13 @@ def _on_leaving(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLeaving) -
         review_worker(fleet, worker)
 
 
+def _on_rollout(fleet: Fleet, stream: str, epoch: int, event: v.RolloutDecided) -> None:
+    for name in event.workers if event.stage != RolloutStage.BEGUN else ():
+        if (worker := fleet.workers.get(name)) is not None:
+            health_of(fleet, worker)
+            review_worker(fleet, worker)
+
+
 def _on_replicas(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
     """A replica came or left: its word counts, or does no longer."""
     alive = {replica.name for replica in fleet.replicas.values() if replica.alive}
@@ -380,6 +388,7 @@ HANDLERS: dict[type, Handler] = {
     v.WorkerDeregistered: _on_engine,
     v.WorkerLost: _on_lost,
     v.EffectsDecided: _on_effects,
+    v.RolloutDecided: _on_rollout,
     v.AdminCommanded: canary_evidence.on_commanded,
     v.ReplicaStarted: _on_replicas,
     v.ReplicaStopped: _on_replicas,

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from relume.events.vocabulary import CanaryValuesDecided, HealthDecided, VerdictsWithheld
 from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClass, HealthState
@@ -257,7 +257,8 @@ def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
     if worker.draining:
         return Finding.LEAVING, FailureClass.NONE, "an operator drains it"
     if worker.drains:
-        return Finding.LEAVING, FailureClass.NONE, "its agent stops"
+        evidence = "its agent stops" if worker.leaving is not UNSET else "a rolling restart"
+        return Finding.LEAVING, FailureClass.NONE, evidence
     if health.hung_for:
         return Finding.FAILING, FailureClass.HANG, f"judged hung by {_names(health.hung_for)}"
     suspecting = review.suspecting(worker)

@@ -29,6 +29,7 @@ from relume.policies.health.health_life import is_quarantined
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.leader import drain_floor
 from relume.policies.recorded_settings import CHOICES, INTEGERS
+from relume.policies.rollout import rollout_steps
 from relume.policies.state import coverage, unreadable
 from relume.policies.state.fleet import Fleet, OpenCommand, Request, Unheard, Worker
 from relume.policies.state.lifecycles import departed_workers, stream_resumption, unacknowledged
@@ -65,7 +66,7 @@ def step(fleet: Fleet, event: Any) -> list[Any]:
 def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
     """Declare lost what has been without owner long enough, remove what has been for very long, end
     orphans, release blocks of ended requests, send again the effects that agents have not
-    answered, and decide how short of capacity the fleet is."""
+    answered, decide how short of capacity the fleet is, and take the next step of a rolling restart."""
     out = _unanswered(fleet, event.number)
     if released := coverage.to_release(fleet, event.number):
         out.append(v.CheckpointsReleased(released))
@@ -80,7 +81,7 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
         if replica.alive and _gone(fleet, f"r.{replica.name}", event.number):
             out.append(v.ReplicaLost(replica.name, replica.epoch))
     out += departed_workers.due(fleet, event.number)
-    return out + decisions.owed(fleet)
+    return [*out, *decisions.owed(fleet), *rollout_steps.owed(fleet)]
 
 
 def _unanswered(fleet: Fleet, tick: int) -> list[Any]:
@@ -132,6 +133,7 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
             out.append(_decided(fleet, command_id, command, ()))
         else:
             out += _carried_out(fleet, command_id, command)
+    out += rollout_steps.restarts(fleet)
     for worker in fleet.workers.values():
         if not isinstance(health := worker.health, UnsetType) and (
             health.state == HealthState.QUARANTINED
@@ -166,6 +168,8 @@ def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[An
             return _refused(command_id, "no other replica is there to lead")
         resigned = v.LeaderResigned(fleet.leader, f"asked by {command.principal}")
         return [_decided(fleet, command_id, command, ()), resigned]
+    if command.command in (AdminCommand.ROLLOUT, AdminCommand.CANCEL_ROLLOUT):
+        return _rollout(fleet, command_id, command)
     worker = fleet.workers.get(command.target)
     if worker is not None and command.command == AdminCommand.TRUST:
         was_unreadable = unreadable.is_acknowledged_by(fleet, worker.name, command_id)
@@ -179,6 +183,18 @@ def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[An
     incarnation = worker.incarnation if command.command == AdminCommand.RESTART else 0
     effect = v.Effect(EffectKind(command.command), worker.name, incarnation, command.value)
     return [_decided(fleet, command_id, command, (effect,))]
+
+
+def _rollout(fleet: Fleet, command_id: str, command: OpenCommand) -> list[Any]:
+    """The beginning or the end of a rolling restart. The rollout first: it looks at the open command."""
+    if command.command == AdminCommand.CANCEL_ROLLOUT:
+        if (end := rollout_steps.cancelled(fleet)) is None:
+            return _refused(command_id, "no rolling restart goes on")
+        return [end, _decided(fleet, command_id, command, ())]
+    if why := rollout_steps.refusal(fleet, command):
+        return _refused(command_id, why)
+    begun = rollout_steps.begun(fleet, command_id, command)
+    return [begun, _decided(fleet, command_id, command, ())]
 
 
 def _decided(

@@ -223,15 +223,14 @@ class _Drain(_MigrationPlanner):
 
     def _since_tick(self) -> int:
         """When it began to drain."""
-        leaving, drained_tick = self.source.leaving, self.source.drained_tick
-        if isinstance(leaving, UnsetType):
-            return drained_tick
-        return leaving.since_tick if drained_tick < 0 else min(leaving.since_tick, drained_tick)
+        leaves = (self.source.leaving, self.source.rolling)
+        ticks = [one.since_tick for one in leaves if not isinstance(one, UnsetType)]
+        return min([*ticks, self.source.drained_tick] if self.source.drained_tick >= 0 else ticks)
 
     def _is_overdue(self) -> bool:
-        """Whether a deadline is over, the operator's or that of the agent that stops: then what can
-        move does, at any pause."""
-        ends = (self.source.drain, self.source.leaving)
+        """Whether a deadline is over, the operator's, the agent's that stops, or the rolling
+        restart's: then what can move does, at any pause."""
+        ends = (self.source.drain, self.source.leaving, self.source.rolling)
         deadlines = [end.deadline_tick for end in ends if not isinstance(end, UnsetType)]
         return any(0 <= tick <= self.view.fleet.tick for tick in deadlines)
 

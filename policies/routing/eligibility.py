@@ -57,7 +57,7 @@ def excluded(view: View, worker: Worker, model: str, suspected: bool) -> Exclusi
         return Exclusion.OTHER_MODEL
     if not worker.present:
         return Exclusion.LOST
-    if worker.draining or worker.leaving is not UNSET:
+    if worker.drains:
         return Exclusion.DRAINING
     if view.fleet.unreadable is not UNSET and has_unacknowledged(view.fleet, worker.name):
         return Exclusion.UNREADABLE

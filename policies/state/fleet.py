@@ -21,6 +21,7 @@ from relume.policies.canary.canary_state import CanaryRecord, ClassValues
 from relume.policies.crosscheck.check_state import CheckRecord, Dispute
 from relume.policies.degradation.degradation_state import ModelDemand
 from relume.policies.health.health_state import StepPace, WorkerHealth
+from relume.policies.rollout.rollout_state import Rollout
 
 
 class Attempt(Struct, kw_only=True):
@@ -98,8 +99,8 @@ class Drain(Struct, kw_only=True):
 
 
 class Leaving(Struct, kw_only=True):
-    """The worker's agent stops, since a tick. From `deadline_tick` on its requests wait for no cheap
-    move."""
+    """Since when the worker's agent stops, or its engine is to be restarted. From `deadline_tick` on
+    its requests wait for no cheap move."""
 
     since_tick: int
     deadline_tick: int
@@ -205,11 +206,13 @@ class Worker(Struct, kw_only=True):
     drain: Drain | UnsetType = UNSET
     max_seqs: int | UnsetType = UNSET
     leaving: Leaving | UnsetType = UNSET
+    rolling: Leaving | UnsetType = UNSET
 
     @property
     def drains(self) -> bool:
-        """Whether requests are to leave it: an operator drains it, or its agent stops."""
-        return self.draining or self.leaving is not UNSET
+        """Whether requests are to leave it: an operator drains it, its agent stops, or a rolling
+        restart has come to it."""
+        return self.draining or self.leaving is not UNSET or self.rolling is not UNSET
 
 
 class Request(Struct, kw_only=True):
@@ -420,7 +423,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
     `steptimes`: by class of worker. `withheld`: by model, workers against which verdicts are withheld
     (unset before the first); `canaries`: by class, the golden values; `disputes`: by request, those
-    about answers; `demand`: by model, where degradation is decided.
+    about answers; `demand`: by model, where degradation is decided; `rollout`: the last rolling restart.
     `unacknowledged` (`unheard` in snapshots): see
     `relume.policies.state.lifecycles.unacknowledged`. What is no field
     (`relume.policies.state.dirty_set`) is no part of the state.
@@ -459,6 +462,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     disputes: dict[str, Dispute] | UnsetType = UNSET
     unreadable: dict[str, UnreadableRecords] | UnsetType = UNSET
     demand: dict[str, ModelDemand] | UnsetType = UNSET
+    rollout: Rollout | UnsetType = UNSET
 
 
 _UNTOLD = Cached()

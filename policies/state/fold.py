@@ -18,6 +18,7 @@ from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.degradation import decisions, demand
 from relume.policies.health import evidence
 from relume.policies.liveness.suspicious import SUSPICIOUS
+from relume.policies.rollout import rollout_records
 from relume.policies.state import (
     account,
     coverage,
@@ -373,6 +374,7 @@ _HANDLERS: dict[type, evidence.Handler] = {
     **departed_workers.HANDLERS,
     **stream_resumption.HANDLERS,
     **coverage.HANDLERS,
+    **rollout_records.HANDLERS,
 }
 
 

@@ -23,7 +23,7 @@ from relume.chaos.validators.promises.workers import i19_engine_stops
 from relume.chaos.validators.records import ClientRecord, Log, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import LandedSegment
-from relume.events.vocabulary.enums import FailureClass, HealthState
+from relume.events.vocabulary.enums import FailureClass, HealthState, RolloutStage
 from tests.runner.recorded import outcome, told
 
 
@@ -342,6 +342,17 @@ def i26(run: Outcome) -> Outcome:
     return replace(run, fired=(replace(kill, at_ns=kill.at_ns - 1_500_000_000),))
 
 
+def i27(run: Outcome) -> Outcome:
+    """All workers drain at once for a rolling restart."""
+    names = tuple(run.schedule.workers)
+    stage = RolloutStage.DRAINING
+    return more(
+        run,
+        "fleet",
+        v.RolloutDecided(rollout="c", model="tiny", stage=stage, workers=names, left=0),
+    )
+
+
 def i23(run: Outcome) -> Outcome:
     """A plan restores a token more than the holder has."""
     planned = event(run, v.RecoveryPlanned)
@@ -371,10 +382,18 @@ MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
     "I12": (i12,), "I13": (i13,), "I14": (i14,),
     "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again), "I19": (i19,), "I21": (i21,),
     "I22": (i22, i22_busy), "I23": (i23,), "I24": (i24,), "I25": (i25, i25_error),
-    "I26": (i26,),
+    "I26": (i26,), "I27": (i27,),
 }  # fmt: skip
 
-ALSO = {"I9": {"I7"}, "I11": {"I7"}, "I18": {"I7"}, "I22": {"I25"}, "I23": {"I7"}, "I24": {"I7"}}
+ALSO = {
+    "I9": {"I7"},
+    "I11": {"I7"},
+    "I18": {"I7"},
+    "I22": {"I25"},
+    "I23": {"I7"},
+    "I24": {"I7"},
+    "I27": {"I7"},
+}
 """What must be broken with it: the policy is right, so replay finds another decision too; and all
 answers in this log are whole, so an error is not what it says. Seeded bugs
 in the policies (`tests/runner/decision_plants.py`) break these promises alone, and so do the tests

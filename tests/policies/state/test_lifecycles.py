@@ -28,7 +28,7 @@ LOAD_ONLY = {
     v.RecoveryPlanned, v.MigrationPlanned, v.RestoreDone, v.RestoreFailed, v.LinkMeasured,
     v.CheckpointsReleased, v.RestoreStarted, v.StallJudged, v.HealthDecided, v.VerdictsWithheld,
     v.EngineHung, v.EngineRecovered, v.CanaryReported, v.CanaryValuesDecided,
-    v.CheckpointsVoided, v.CrossCheckDecided, v.CrossChecked, v.DegradationDecided,
+    v.CheckpointsVoided, v.CrossCheckDecided, v.CrossChecked, v.DegradationDecided, v.RolloutDecided,
 }  # fmt: skip
 """Folded records that concern no life."""
 OF_REQUESTS = {

@@ -58,7 +58,7 @@ def is_up(known: KnownFacts, name: str, revision: int) -> bool:
     if holder is None or worker is None or not holder.up.at(revision):
         return False
     standing = worker.standing.at(revision)
-    return standing.present and not standing.draining and not standing.leaving
+    return standing.present and not standing.drains
 
 
 def _domain(known: KnownFacts, name: str, revision: int) -> str:

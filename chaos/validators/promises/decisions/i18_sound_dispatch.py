@@ -80,7 +80,7 @@ def _against(known: KnownFacts, at: Dispatch, name: str, worker: KnownWorker) ->
         return "the replica suspects it"
     if standing.unreadable:
         return "its agent wrote what cannot be read"
-    return "it drains" if standing.draining or standing.leaving else ""
+    return "it drains" if standing.drains else ""
 
 
 def _others(known: KnownFacts, at: Dispatch) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """I16: every admin change is in the log with its principal; resent, it changes nothing more.
 
 The restart of an engine that the leader quarantined is its own decision, not an operator's change, and
-so are the canaries of engines that answer a request differently.
+so are the canaries of engines that answer a request differently. A rolling restart restarts the workers
+of its present step, and has their canaries sent, by the one command that began it.
 
 `sent` is the operator's own record: (command id, principal) of every acknowledged change.
 """
@@ -9,13 +10,16 @@ so are the canaries of engines that answer a request differently.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from relume.chaos.validators.records import ClientRecord, Violation, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import HealthState
+from relume.events.vocabulary.enums import AdminCommand, HealthState, RolloutStage
 
 PROMISE = "I16"
+_BESIDE = (RolloutStage.PAUSED, RolloutStage.RESUMED)
+_EFFECTS = {RolloutStage.RESTARTING: "restart", RolloutStage.CHECKING: "canary"}
 
 
 def check(
@@ -28,18 +32,15 @@ def check(
     out: list[Violation] = []
     commands: dict[str, v.AdminCommanded] = {}
     answers: dict[str, int] = {}
-    own: set[str] = set()
+    own = _OwnDecisions()
     for at in events_of(groups):
         event = at.event
+        own.saw(event)
         if type(event) is v.AdminCommanded:
             first = commands.setdefault(event.command_id, event)
             out += _command_errors(at.revision, event, first)
-        elif type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
-            own.add(f"quarantine.{event.worker}.{event.incarnation}")
-        elif type(event) is v.CrossChecked and event.differs >= 0:
-            own.add(f"dispute.{event.decision}")
         elif type(event) in (v.EffectsDecided, v.ConfigChanged):
-            if getattr(event, "again", -1) >= 0 or event.decision in own:
+            if getattr(event, "again", -1) >= 0 or own.has(event.decision):
                 continue
             name = event.decision
             if name not in commands:
@@ -51,6 +52,30 @@ def check(
             text = f"was carried out {answers.get(name, 0)} times"
             out.append(Violation(PROMISE, name, text))
     return out + _acknowledged(commands, sent)
+
+
+class _OwnDecisions:
+    """Effects that no command asks for one by one."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._rollouts: set[str] = set()
+        self._rolling: tuple[str, ...] = ()
+
+    def saw(self, event: Any) -> None:
+        if type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
+            self._names.add(f"quarantine.{event.worker}.{event.incarnation}")
+        elif type(event) is v.CrossChecked and event.differs >= 0:
+            self._names.add(f"dispute.{event.decision}")
+        elif type(event) is v.AdminCommanded and event.command == AdminCommand.ROLLOUT:
+            self._rollouts.add(event.command_id)
+        elif type(event) is v.RolloutDecided and event.stage not in _BESIDE:
+            kind = _EFFECTS.get(event.stage, "")
+            names = event.workers if kind and event.rollout in self._rollouts else ()
+            self._rolling = tuple(f"{event.rollout}.{kind}.{name}." for name in names)
+
+    def has(self, decision: str) -> bool:
+        return decision in self._names or decision.startswith(self._rolling)
 
 
 def _command_errors(

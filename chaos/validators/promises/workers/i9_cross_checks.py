@@ -13,10 +13,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from relume.chaos.validators.history import History
+from relume.chaos.validators.known_facts import STEP_OVER
 from relume.chaos.validators.records import Entry, Violation, events_of, log_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import EffectKind, Guarantee, HealthState, RequestOutcome
+from relume.events.vocabulary.enums import (
+    EffectKind,
+    Guarantee,
+    HealthState,
+    RequestOutcome,
+    RolloutStage,
+)
 from relume.policies.crosscheck.disputes import DOUBT_TICKS
 from relume.policies.state.fleet import Fleet
 
@@ -67,6 +74,7 @@ class _Engine:
         self.running: History[frozenset[tuple[str, int]]] = History(frozenset())
         self.draining = History(False)
         self.leaving = History(False)
+        self.rolling = History(False)
         self.health: History[v.HealthDecided | None] = History(None)
         self.finished: dict[tuple[str, int], int] = {}
 
@@ -75,7 +83,7 @@ class _Engine:
         probes it may send it checks too."""
         if self.ready.at(revision) != incarnation:
             return "its engine is not ready"
-        if self.draining.at(revision) or self.leaving.at(revision):
+        if any(one.at(revision) for one in (self.draining, self.leaving, self.rolling)):
             return "it drains"
         if count := len(self.running.at(revision)):
             return f"its engine has {count} requests"
@@ -156,6 +164,11 @@ class _Checks:
                 if effect.kind in (EffectKind.DRAIN, EffectKind.UNDRAIN):
                     drains = effect.kind == EffectKind.DRAIN
                     self._engine(effect.worker).draining.set(at.revision, drains)
+        elif kind is v.RolloutDecided:
+            begins = event.stage == RolloutStage.DRAINING
+            if begins or event.stage in STEP_OVER:
+                for name in event.workers:
+                    self._engine(name).rolling.set(at.revision, begins)
         elif kind is v.ReplicaStarted and CONFIRM in (settings := dict(event.settings)):
             least = int(settings[CONFIRM])
             self._confirm = least if self._confirm is None else min(self._confirm, least)

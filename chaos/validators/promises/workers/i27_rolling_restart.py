@@ -1,0 +1,90 @@
+"""I27: a rolling restart takes one failure domain at a time, leaves a worker open, and gives requests
+to new engines alone, after their canaries if there are any.
+
+Its leader decides from the log up to a tick: facts are those of the last tick before the decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from relume.chaos.validators.known_facts import EXCLUDED, STEP_OVER, KnownFacts, Standing
+from relume.chaos.validators.records import ClientRecord, Violation, events_of, log_of
+from relume.events import vocabulary as v
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import EnginePhase, RolloutStage
+
+PROMISE = "I27"
+
+
+def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
+    """Steps that take too many workers, and workers that return too early."""
+    log = log_of(groups)
+    walk, out = _Walk(log.known), []
+    for at in events_of(log):
+        event = at.event
+        if type(event) is v.Tick:
+            walk.tick = at.revision
+        elif type(event) is v.CanaryReported and not event.error:
+            walk.answered.setdefault(event.worker, {})[event.incarnation] = at.revision
+        elif type(event) is v.RolloutDecided:
+            errors = walk.decided(event)
+            out += [Violation(PROMISE, event.rollout, why, at.revision) for why in errors]
+    return out
+
+
+class _Walk:
+    """`step`: workers of the present step and the incarnation of each that is to end; `answered`: by
+    worker and incarnation, the revision of its latest answer to a canary; `tick`: the revision of the
+    last tick."""
+
+    def __init__(self, known: KnownFacts) -> None:
+        self._known = known
+        self._step: dict[str, int] = {}
+        self.answered: dict[str, dict[int, int]] = {}
+        self.tick = 0
+
+    def decided(self, event: v.RolloutDecided) -> list[str]:
+        if event.stage == RolloutStage.DRAINING:
+            found = list(self._begins(event))
+            self._step = {name: self._standing(name).incarnation for name in event.workers}
+            return found
+        found = list(self._returns()) if event.stage == RolloutStage.RETURNED else []
+        if event.stage in STEP_OVER:
+            self._step = {}
+        return found
+
+    def _standing(self, name: str) -> Standing:
+        return self._known.workers[name].standing.at(self.tick)
+
+    def _begins(self, event: v.RolloutDecided) -> Iterator[str]:
+        if self._step:
+            yield f"{', '.join(event.workers)} drain before {', '.join(self._step)} returned"
+        domains = {self._standing(name).domain for name in event.workers}
+        if len(domains) != 1:
+            yield f"{', '.join(event.workers)} drain at once, of {len(domains)} domains"
+        rest = [name for name in self._known.workers if name not in event.workers]
+        leaves_open = any(self._is_open(name, event.model) for name in rest)
+        if not leaves_open and any(self._is_open(name, event.model) for name in event.workers):
+            yield f"{', '.join(event.workers)} drain, and no other worker of {event.model} is open"
+
+    def _is_open(self, name: str, model: str) -> bool:
+        standing = self._standing(name)
+        health = self._known.workers[name].health.at(self.tick)
+        serves = standing.engine == EnginePhase.READY and standing.present
+        well = not (standing.drains or standing.unreadable) and (
+            health is None or health.state not in EXCLUDED
+        )
+        return serves and well and standing.model == model
+
+    def _returns(self) -> Iterator[str]:
+        """Workers whose host is gone meanwhile are not judged."""
+        for name, old in self._step.items():
+            standing = self._standing(name)
+            if not standing.present:
+                continue
+            if standing.incarnation <= old or standing.engine != EnginePhase.READY:
+                yield f"{name} returns with engine {standing.incarnation}, {standing.engine}"
+            answers = self.answered.get(name, {})
+            if answers and answers.get(standing.incarnation, 1 << 62) > self.tick:
+                yield f"{name} returns before its new engine answered a canary"

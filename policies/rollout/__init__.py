@@ -1,0 +1,1 @@
+"""A rolling restart: the engines of a model begin anew, one failure domain after the other."""

@@ -1,0 +1,76 @@
+"""What the fold makes of the leader's decisions about a rolling restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import RolloutStage
+from relume.policies.rollout.rollout_state import Rollout
+from relume.policies.state.fleet import Fleet, Leaving
+
+DRAIN_TICKS = 120
+"""Time for which requests may leave a worker, unless the operator says another."""
+ENDED = (RolloutStage.DONE, RolloutStage.CANCELLED)
+
+
+def active(fleet: Fleet) -> Rollout | None:
+    """The rollout that goes on."""
+    rollout = fleet.rollout
+    if isinstance(rollout, UnsetType) or rollout.stage in ENDED:
+        return None
+    return rollout
+
+
+def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.RolloutDecided) -> None:
+    if event.stage == RolloutStage.BEGUN:
+        _begin(fleet, event)
+        return
+    rollout = active(fleet)
+    if rollout is None or rollout.rollout != event.rollout:
+        return
+    if event.stage in (RolloutStage.PAUSED, RolloutStage.RESUMED):
+        rollout.paused = event.reason
+        return
+    rollout.stage, rollout.since, rollout.paused = event.stage, fleet.tick, ""
+    if event.stage == RolloutStage.DRAINING:
+        _drain(fleet, rollout, event.workers)
+    elif event.stage == RolloutStage.RETURNED or event.stage in ENDED:
+        for name in rollout.workers:
+            if (worker := fleet.workers.get(name)) is not None:
+                worker.rolling = UNSET
+        rollout.workers = {}
+        if event.stage in ENDED:
+            rollout.todo = []
+
+
+def _begin(fleet: Fleet, event: v.RolloutDecided) -> None:
+    command = fleet.open_commands.get(event.rollout)
+    order = UNSET if command is None else command.drain
+    ticks = 0 if isinstance(order, UnsetType) else order.deadline_ticks
+    fleet.rollout = Rollout(
+        rollout=event.rollout,
+        model=event.model,
+        principal="" if command is None else command.principal,
+        stage=RolloutStage.BEGUN,
+        since=fleet.tick,
+        drain_ticks=ticks or DRAIN_TICKS,
+        todo=list(event.workers),
+    )
+
+
+def _drain(fleet: Fleet, rollout: Rollout, names: tuple[str, ...]) -> None:
+    """In the second half of the time requests move at any pause."""
+    half = max(rollout.drain_ticks // 2, 1)
+    for name in names:
+        if (worker := fleet.workers.get(name)) is not None:
+            rollout.workers[name] = worker.incarnation
+            worker.rolling = Leaving(since_tick=fleet.tick, deadline_tick=fleet.tick + half)
+    gone = [name for name in rollout.todo if name not in fleet.workers]
+    rollout.todo = [name for name in rollout.todo if name not in (*names, *gone)]
+
+
+HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {v.RolloutDecided: _on_decided}

@@ -1,0 +1,90 @@
+"""I27: a rolling restart goes domain by domain, and returns new engines alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from relume.chaos.validators.promises.workers import i27_rolling_restart
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import RolloutStage
+from tests.policies.rollout.test_rollout import RollingFleet
+from tests.policies.story import MODEL, Story, ready, started
+
+
+def found(story: Story) -> list[str]:
+    return [each.detail for each in i27_rolling_restart.check(story.groups, [])]
+
+
+def stage(stage: RolloutStage, *workers: str) -> v.RolloutDecided:
+    return v.RolloutDecided(rollout="c", model=MODEL, stage=stage, workers=workers, left=0)
+
+
+@pytest.fixture
+def story() -> Story:
+    """w0 and w1 in one domain, w2 in another."""
+    story = Story()
+    for name, domain in (("w0", "a"), ("w1", "a"), ("w2", "b")):
+        registered = v.WorkerRegistered(worker=name, domain=domain, agent_pid=7)
+        story.tell(f"w.{name}", registered, started(name), ready(name))
+    story.leader()
+    story.healthy_ticks(2)
+    return story
+
+
+def test_what_the_leader_decides_is_right() -> None:
+    fleet = RollingFleet("a", "a", "b")
+    for name in ("w0", "w1", "w2"):
+        fleet.canary(name)
+    fleet.command()
+    for names in (("w0", "w1"), ("w2",)):
+        fleet.healthy_ticks(3)
+        for name in names:
+            fleet.again(name)
+        fleet.healthy_ticks(1)
+        for name in names:
+            fleet.canary(name)
+        fleet.healthy_ticks(2)
+    assert fleet.stages[-1].stage == RolloutStage.DONE
+    assert found(fleet) == []
+
+
+def test_two_domains_at_once_are_found(story: Story) -> None:
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0", "w2"))
+    assert found(story) == ["w0, w2 drain at once, of 2 domains"]
+
+
+def test_a_step_before_the_last_one_is_over_is_found(story: Story) -> None:
+    for name in ("w0", "w2"):
+        story.tell("fleet", stage(RolloutStage.DRAINING, name))
+    assert found(story) == ["w2 drain before w0 returned"]
+
+
+def test_a_step_that_leaves_nobody_open_is_found(story: Story) -> None:
+    story.tell("w.w2", v.EngineDied("w2", 1, "killed"))
+    story.healthy_ticks(1)
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0", "w1"))
+    assert found(story) == [f"w0, w1 drain, and no other worker of {MODEL} is open"]
+
+
+def test_an_old_engine_that_returns_is_found(story: Story) -> None:
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0"))
+    story.healthy_ticks(1)
+    story.tell("fleet", stage(RolloutStage.RETURNED, "w0"))
+    assert found(story) == ["w0 returns with engine 1, ready"]
+
+
+def test_an_engine_that_returns_without_its_canary_is_found(story: Story) -> None:
+    answer = v.CanaryReported(worker="w0", incarnation=1, canary=0, prompts=1, tokens=(1,))
+    story.tell("w.w0", answer)
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0"))
+    story.tell("w.w0", v.EngineDied("w0", 1, "replaced"), started("w0", 2), ready("w0", 2))
+    story.healthy_ticks(1)
+    story.tell("fleet", stage(RolloutStage.RETURNED, "w0"))
+    assert found(story) == ["w0 returns before its new engine answered a canary"]
+
+
+def test_a_cancelled_one_returns_what_it_has(story: Story) -> None:
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0"))
+    story.tell("fleet", stage(RolloutStage.CANCELLED, "w0"))
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w2"))
+    assert found(story) == []
