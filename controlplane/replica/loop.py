@@ -59,6 +59,8 @@ from relume.policies.state.fold import apply_group
 from relume.policies.state.overlay.view import View
 
 RELOAD_RETRY_S = 0.5
+MOST_FOREIGN_KEYS = 1_000
+"""Maximum number of foreign keys that a replica counts and names."""
 SAY_S = 5.0
 """A replica that waits for the log to come back says so this often."""
 
@@ -145,6 +147,8 @@ class Replica:
         """The fold was restored from history up to this revision; the log is read after it."""
         self.upkeep: Any = None
         """What keeping history says of itself (history.keeper.KeeperStatus), for metrics."""
+        self.foreign_keys: set[bytes] = set()
+        """Keys in the log's prefix that Relume does not write, as the reader met them."""
         self.incidents = IncidentObserver()
         """The latest incidents, of the log from `incidents.since` on."""
         self._reader = reader
@@ -166,6 +170,12 @@ class Replica:
     def observe_groups(self, observer: Callable[[Any], None]) -> None:
         """Call `observer` with every revision group after it was folded."""
         self._group_observers.append(observer)
+
+    def note_foreign_key(self, key: bytes) -> None:
+        """The reader ignored a key in the log's prefix: name it, once."""
+        if key not in self.foreign_keys and len(self.foreign_keys) < MOST_FOREIGN_KEYS:
+            self.foreign_keys.add(key)
+            log.warning("foreign_key_ignored", key=repr(key))
 
     async def catch_up(self) -> None:
         """Fold the log up to where this process took its stream, and up to the end of what

@@ -96,6 +96,7 @@ async def _serve(config: ServeConfig) -> None:
         writer = await stack.enter_async_context(opening)
         reader = etcd.reader()
         replica = Replica(_replica_config(config), reader, writer, etcd.writer, history)
+        reader.on_foreign_key = replica.note_foreign_key
         keeper = keeper_of(config, replica, reader, etcd)
         stack.enter_context(tracing(replica.scheduler, config.name, config.trace_file, os.environ))
         await replica.catch_up()

@@ -136,6 +136,9 @@ _ROWS = (
     _m("verdicts_withheld", GAUGE,
        "Number of workers that fail at once, while these are too many for a breaker to open", "model",
        scope=FLEET),
+    _m("foreign_keys", GAUGE,
+       "Keys in the log's prefix that Relume does not write, which this replica met and ignores; its log "
+       "names each"),
     _m("unreadable_records", COUNTER,
        "Records of a stream of the log that this build cannot read", "stream", scope=FLEET),
     _m("degradation_level", GAUGE,

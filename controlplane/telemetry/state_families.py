@@ -95,6 +95,7 @@ class ReplicaCollector(Collector):
             "commands_open": len(fleet.open_commands),
             "effects_pending": len(fleet.pending_effects),
             "state_changes": fleet.changes,
+            "foreign_keys": len(replica.foreign_keys),
         }
         yield from _plain(values)
         if replica.upkeep is not None:

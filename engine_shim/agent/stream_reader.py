@@ -50,7 +50,8 @@ class FleetReader:
         watch = Watch(self._client, prefix, after_prefix(prefix), after)
         async with aclosing(watch.revisions()) as revisions:
             async for revision, events in revisions:
-                segments = tuple(placed(self._keys, e.kv).segment for e in events if e.type == _PUT)
+                puts = [e.kv for e in events if e.type == _PUT and self._keys.is_ours(e.kv.key)]
+                segments = tuple(placed(self._keys, kv).segment for kv in puts)
                 if segments:
                     yield RevisionGroup(revision, segments)
 

@@ -12,6 +12,8 @@ import re
 from relume.events.log.errors import LogError
 
 _STREAM = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_SEGMENT = re.compile(rb"([A-Za-z0-9_.-]{1,128})/([0-9a-f]{16})")
+_NUMBER = re.compile(rb"[0-9a-f]{16}")
 
 
 class BadStreamName(LogError):
@@ -23,7 +25,7 @@ class BadStreamName(LogError):
 
 
 class BadKey(LogError):
-    """A key inside the log's prefix is not ours."""
+    """A key inside the log's prefix is not ours. Readers ignore such keys, and name them."""
 
     def __init__(self, key: bytes) -> None:
         super().__init__(f"foreign key {key!r} inside the log's prefix")
@@ -66,16 +68,42 @@ class Keys:
 
     def owned_stream(self, key: bytes) -> str:
         """The stream an owner key is for. Raises BadKey."""
-        if not key.startswith(self.own):
+        stream = key[len(self.own) :].decode(errors="replace")
+        if not key.startswith(self.own) or not _STREAM.fullmatch(stream):
             raise BadKey(key)
-        return key[len(self.own) :].decode()
+        return stream
 
     def segment_of(self, key: bytes) -> tuple[str, int]:
         """(stream, seq) of a segment's key. Raises BadKey."""
-        stream, _, seq = key[len(self.log) :].partition(b"/")
-        if not key.startswith(self.log) or len(seq) != 16:
+        found = _SEGMENT.fullmatch(key, len(self.log))
+        if found is None or not key.startswith(self.log):
             raise BadKey(key)
+        return found[1].decode(), int(found[2], 16)
+
+    def folder_of(self, key: bytes) -> str:
+        """The stream in whose folder a key of the log is, be it a segment or not. Raises BadKey."""
+        stream, slash, _ = key[len(self.log) :].partition(b"/")
+        name = stream.decode(errors="replace")
+        if not slash or not key.startswith(self.log) or not _STREAM.fullmatch(name):
+            raise BadKey(key)
+        return name
+
+    def snapshot_of(self, key: bytes) -> int:
+        """The revision of a manifest's key. Raises BadKey."""
+        number = key[len(self.snap) :]
+        if not key.startswith(self.snap) or not _NUMBER.fullmatch(number):
+            raise BadKey(key)
+        return int(number, 16)
+
+    def is_ours(self, key: bytes) -> bool:
+        """Whether `key`, which is in one of the three folders, has the form of its folder."""
         try:
-            return stream.decode(), int(seq, 16)
-        except ValueError:
-            raise BadKey(key) from None
+            if key.startswith(self.own):
+                self.owned_stream(key)
+            elif key.startswith(self.snap):
+                self.snapshot_of(key)
+            else:
+                self.segment_of(key)
+        except BadKey:
+            return False
+        return True

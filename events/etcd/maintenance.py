@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.errors import CallFailed
-from relume.events.etcd.keys import BadKey, Keys, after_prefix
+from relume.events.etcd.keys import Keys, after_prefix
 from relume.events.etcd.reader.scan import Scan
 from relume.events.log.errors import Compacted, Fenced, LogUnavailable
 
@@ -105,7 +105,8 @@ class Maintenance:
         """Every committed manifest by its snapshot's revision, newest first."""
         end = after_prefix(self._keys.snap)
         answer = await self._client.range(self._keys.snap, end)
-        found = {self._revision_of(kv.key): kv.value for kv in answer.kvs}
+        ours = [kv for kv in answer.kvs if self._keys.is_ours(kv.key)]
+        found = {self._keys.snapshot_of(kv.key): kv.value for kv in ours}
         return dict(sorted(found.items(), reverse=True))
 
     async def commit(self, revision: int, manifest: bytes, epoch: int) -> None:
@@ -190,10 +191,14 @@ class Maintenance:
                 )
                 operations.append(rpc.RequestOp(request_range=request))
             answer = await self._client.read_txn(rpc.TxnRequest(success=operations))
-            for op in answer.responses:
-                if op.response_range.kvs:
-                    stream, seq = self._keys.segment_of(op.response_range.kvs[0].key)
-                    found[stream] = seq
+            for stream, op in zip(streams[at : at + _RANGES], answer.responses, strict=True):
+                kvs = op.response_range.kvs
+                if kvs and self._keys.is_ours(kvs[0].key):
+                    found[stream] = self._keys.segment_of(kvs[0].key)[1]
+                elif (
+                    kvs and (extent := await Scan(self._client, self._keys, 0).extent(stream)).count
+                ):
+                    found[stream] = extent.first
         return found
 
     # --- space -------------------------------------------------------------------------
@@ -276,12 +281,6 @@ class Maintenance:
             if (owners[0].create_revision if owners else 0) != epoch:
                 raise Fenced(self.stream, epoch)
         return answer
-
-    def _revision_of(self, key: bytes) -> int:
-        try:
-            return int(key[len(self._keys.snap) :], 16)
-        except ValueError:
-            raise BadKey(key) from None
 
 
 def _created(key: bytes, revision: int) -> rpc.Compare:

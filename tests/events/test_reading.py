@@ -12,6 +12,7 @@ from relume.events.etcd.client.watch import Watch
 from relume.events.etcd.errors import LogWentBack
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.keys import Keys
+from relume.events.etcd.maintenance import Maintenance
 from relume.events.etcd.reader.scan import Scan
 from relume.events.log.errors import BrokenChain, Compacted, CorruptSegment, LogUnavailable
 from relume.events.log.segment import GENESIS, pack, unpack
@@ -285,6 +286,87 @@ async def test_streams_without_owner_are_discovered(log: EtcdLog) -> None:
     assert [(e.stream, e.first, e.last) for e in extents] == [
         (name, 1, 3) for name in sorted(("a", "a.b", "a-b", "fleet", "w.w0", "w.w01", "z"))
     ]
+
+
+FOREIGN = (
+    KEYS.log + b"note",
+    KEYS.log + b"0",
+    KEYS.log + b"w w/0000000000000001",
+    KEYS.log + b"w.w0/!",
+    KEYS.log + b"w.w0/0000000000000002x",
+    KEYS.log + b"w.w0/000000000000000A",
+    KEYS.log + b"w.w0/zz",
+    KEYS.log + b"w.w1/else",
+    KEYS.log + b"w.w9/\xff",
+    KEYS.own + b"w.w0/old",
+    KEYS.own + b"\xff\xfe",
+    KEYS.snap + b"latest",
+    KEYS.root + b"note",
+)
+
+
+async def put_foreign(log: EtcdLog) -> set[bytes]:
+    """Keys that Relume does not write; returned are those in a folder of the log."""
+    for key in FOREIGN:
+        await log.client.put(key, b"x")
+    return set(FOREIGN) - {KEYS.root + b"note"}
+
+
+async def test_foreign_keys_are_ignored_and_named(log: EtcdLog) -> None:
+    foreign = await put_foreign(log)
+    async with log.writer("w.w0") as writer:
+        for number in range(5):
+            writer.append(tick(number))
+            await writer.flush(5)
+    async with log.writer("w.w0") as writer:  # which found the end of its stream again
+        writer.append(tick(5))
+        await writer.flush(5)
+        reader = log.reader()
+        named: set[bytes] = set()
+        reader.on_foreign_key = named.add
+        groups = await reader.read()
+        assert numbers(groups, "w.w0") == list(range(6))
+        assert positions(groups, "w.w0") == list(range(1, 7))
+        assert named == foreign
+        middle = [g.revision for g in groups if g.segments][2]
+        assert numbers(await reader.read(middle), "w.w0") == [3, 4, 5]
+        assert await reader.owners() == {"w.w0": writer.epoch}
+
+
+async def test_foreign_keys_end_no_watch(log: EtcdLog) -> None:
+    async with log.writer("w.w0") as writer:
+        reader = log.reader()
+        named: set[bytes] = set()
+        reader.on_foreign_key = named.add
+        async with following(reader) as seen:
+            writer.append(tick(0))
+            await until(lambda: numbers(seen.groups, "w.w0") == [0])
+            foreign = await put_foreign(log)
+            await log.client.delete(KEYS.own + b"w.w0/old")
+            writer.append(tick(1))
+            await until(lambda: numbers(seen.groups, "w.w0") == [0, 1])
+            assert {stream for g in seen.groups for stream, _ in g.owners} == {"w.w0"}
+            assert foreign - named <= {KEYS.snap + b"latest"}
+
+
+async def test_upkeep_passes_over_foreign_keys(log: EtcdLog) -> None:
+    await put_foreign(log)
+    async with log.writer("w.w0") as writer:
+        for number in range(4):
+            writer.append(tick(number))
+            await writer.flush(5)
+        upkeep = Maintenance(log.client)
+        assert await upkeep.manifests() == {}
+        assert await upkeep.whole()
+        assert (await upkeep.trim({"w.w0": 3}, 0))[0] >= 2
+        assert not await upkeep.whole()
+        reader = log.reader({"w.w0": (2, unpack(await segment(log, 3)).previous, 3)})
+        assert numbers(await reader.read(), "w.w0") == [2, 3]
+
+
+async def segment(log: EtcdLog, seq: int) -> bytes:
+    """The bytes of that segment of w.w0."""
+    return (await log.client.range(KEYS.segment("w.w0", seq))).kvs[0].value
 
 
 async def test_cluster_that_lost_its_history_is_refused(log: EtcdLog) -> None:

@@ -11,7 +11,7 @@ groups as having watched. (One exception: a life in which nothing was written.)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from itertools import groupby
 from typing import Any
@@ -68,6 +68,8 @@ class EtcdReader:
         self._keys = Keys(client.config.prefix)
         self._heads = dict(heads or {})
         self._watch: Watch | None = None
+        self.on_foreign_key: Callable[[bytes], None] = lambda _key: None
+        """Called with each key found in the log's prefix that Relume does not write; it is ignored."""
         self.revision = 0
         """The last revision `follow` has looked at."""
 
@@ -79,7 +81,7 @@ class EtcdReader:
     async def owners(self) -> dict[str, int]:
         """Streams that have a living owner now, with its epoch. Raises LogUnavailable."""
         answer = await self._client.range(self._keys.own, after_prefix(self._keys.own))
-        return {self._keys.owned_stream(kv.key): kv.create_revision for kv in answer.kvs}
+        return self._owned(answer.kvs)
 
     async def read(self, after: int = 0, until: int = 0) -> list[RevisionGroup]:
         """The groups in (after, until]; `until=0` means up to the present revision.
@@ -132,8 +134,8 @@ class EtcdReader:
         adopt = bool(after)
         if not after and not self._heads:
             snap = self._keys.snap
-            answer = await self._client.range(snap, after_prefix(snap), limit=1, keys_only=True)
-            adopt = bool(answer.kvs)
+            answer = await self._client.range(snap, after_prefix(snap), keys_only=True)
+            adopt = any(map(self._is_ours, (kv.key for kv in answer.kvs)))
         return LogChain(self._heads, adopt)
 
     async def _read(
@@ -149,8 +151,8 @@ class EtcdReader:
             return revision, []
         # Also refuses when `after` is compacted: then deletions since are unknown.
         floor = await self._floor(after)
-        owned = {self._keys.owned_stream(kv.key): kv.create_revision for kv in answer.kvs}
-        scan = Scan(self._client, self._keys, revision)
+        owned = self._owned(answer.kvs)
+        scan = Scan(self._client, self._keys, revision, self.on_foreign_key)
         whole = await scan.extents(owned)
         extents = [await scan.since(extent, after) for extent in whole] if after else whole
         segments = await scan.segments(extents)
@@ -159,6 +161,17 @@ class EtcdReader:
         lives += [Life(stream, epoch, epoch) for stream, epoch in owned.items()]
         changes = await OwnerHistory(self._client, self._keys, floor, revision).changes(lives)
         return revision, await self._grouped(segments, changes, chain)
+
+    def _owned(self, kvs: Iterable[Any]) -> dict[str, int]:
+        """Stream to epoch, of owner keys."""
+        ours = [kv for kv in kvs if self._is_ours(kv.key)]
+        return {self._keys.owned_stream(kv.key): kv.create_revision for kv in ours}
+
+    def _is_ours(self, key: bytes) -> bool:
+        if self._keys.is_ours(key):
+            return True
+        self.on_foreign_key(key)
+        return False
 
     async def _floor(self, after: int) -> int:
         """The revision from which on history can be read; `after` unless that is 0."""
@@ -197,13 +210,17 @@ class EtcdReader:
         owners: list[tuple[str, int]] = []
         for event in events:
             kv = event.kv
+            if not kv.key.startswith((self._keys.own, self._keys.log)):
+                continue
+            if not self._is_ours(kv.key):
+                continue
             if kv.key.startswith(self._keys.own):
                 stream = self._keys.owned_stream(kv.key)
                 if event.type == _DELETE:
                     owners.append((stream, 0))
                 elif kv.create_revision == revision:  # else only its lease was renewed
                     owners.append((stream, revision))
-            elif kv.key.startswith(self._keys.log) and event.type != _DELETE:
+            elif event.type != _DELETE:
                 segments.append(placed(self._keys, kv).segment)
         if not segments and not owners:
             return None

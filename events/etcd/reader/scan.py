@@ -4,13 +4,16 @@ A range over everything, paged, makes etcd walk the rest of the index for every 
 (26-96 s for 100,000 segments). Segments of a stream are numbered without gaps, so one key and one
 count give a stream's extent, and bounded ranges of sequence numbers are read concurrently instead.
 All requests are pinned at one revision.
+
+Keys that are no segments are ignored. One in the folder of a stream makes its count too large. Then
+segments are missing at its end, and the folder is listed key by key.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from aetcd import rpc
@@ -18,7 +21,7 @@ from msgspec import Struct
 
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.errors import ResponseTooLarge
-from relume.events.etcd.keys import Keys, after_prefix
+from relume.events.etcd.keys import BadKey, Keys, after_prefix
 from relume.events.log.errors import BrokenChain, Compacted
 from relume.events.log.segment import MAX_SEGMENT_BYTES, Segment, unpack
 
@@ -30,6 +33,7 @@ _CHUNK = 2_048
 _PAGE_BYTES = 4 * 1024 * 1024
 _PAGE_MOST = 1_024
 _POINT_READS = 100
+_LISTED = 1_024  # keys in a page of a listing
 READ_CONCURRENCY = 8
 """Maximum number of reads at the same time."""
 
@@ -46,6 +50,15 @@ class Extent(Struct, frozen=True):
         return self.last - self.first + 1
 
 
+class _Folder(Struct, frozen=True):
+    """How many keys the folder of `stream` has. `first`: the segment at the first of them; 0: that
+    key is none, or there is no key."""
+
+    stream: str
+    keys: int
+    first: int
+
+
 class PlacedSegment(Struct, frozen=True, gc=False):
     """A segment and the revision at which it was written."""
 
@@ -54,58 +67,120 @@ class PlacedSegment(Struct, frozen=True, gc=False):
 
 
 class Scan:
-    """Reads at `revision`, which must not be compacted."""
+    """Reads at `revision`, which must not be compacted. `on_foreign_key` is called with each key of
+    the log's prefix that it meets and that is no segment."""
 
-    def __init__(self, client: EtcdClient, keys: Keys, revision: int) -> None:
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        revision: int,
+        on_foreign_key: Callable[[bytes], None] = lambda _key: None,
+    ) -> None:
         self.revision = revision
+        self._on_foreign_key = on_foreign_key
         self._client = client
         self._keys = keys
         limit = client.config.receive_limit_bytes
         self._page_least = max(1, limit // (MAX_SEGMENT_BYTES + 8192) // 2)
 
     async def extent(self, stream: str) -> Extent:
-        """Which segments of `stream` exist."""
-        prefix = self._keys.stream(stream)
-        answer = await self._client.range(
-            prefix, after_prefix(prefix), limit=1, keys_only=True, revision=self.revision
-        )
-        if not answer.kvs:
-            return Extent(stream, 1, 0)
-        first = self._keys.segment_of(answer.kvs[0].key)[1]
-        return Extent(stream, first, first + answer.count - 1)
+        """Which segments of `stream` exist; those at the end may not, if its folder has other keys.
+        Raises BrokenChain."""
+        return await self._extent_of(await self._folder(stream))
+
+    async def last(self, stream: str) -> PlacedSegment | None:
+        """The last segment of `stream`; None if it has none. Raises BrokenChain, CorruptSegment."""
+        extent = await self.extent(stream)
+        try:
+            return await self.segment(stream, extent.last) if extent.count else None
+        except BrokenChain:
+            extent = await self._listed(stream)
+        return await self.segment(stream, extent.last) if extent.count else None
 
     async def extents(self, owned: Iterable[str]) -> list[Extent]:
         """All streams that hold segments, by name. `owned`: names known beforehand.
 
         Looks for the others by skipping from stream to stream, as long as the counts
-        say that some are missing.
+        say that some are missing. Raises BrokenChain.
         """
         everything = after_prefix(self._keys.log)
         answer = await self._client.range(
             self._keys.log, everything, limit=1, keys_only=True, revision=self.revision
         )
         missing = answer.count
-        found: dict[str, Extent] = {}
-        for extent in await together(self.extent(s) for s in sorted(owned)):
-            if extent.count:
-                found[extent.stream] = extent
-                missing -= extent.count
+        found: dict[str, _Folder] = {}
+        for folder in await together(self._folder(s) for s in sorted(owned)):
+            found[folder.stream] = folder
+            missing -= folder.keys
         while missing and answer.kvs:
-            stream = self._keys.segment_of(answer.kvs[0].key)[0]
-            if stream not in found:
-                found[stream] = await self.extent(stream)
-                missing -= found[stream].count
-            behind = after_prefix(self._keys.stream(stream))
+            key = answer.kvs[0].key
+            try:
+                stream = self._keys.folder_of(key)
+            except BadKey:
+                self._on_foreign_key(key)
+                missing -= 1
+                behind = key + b"\0"
+            else:
+                if stream not in found:
+                    found[stream] = await self._folder(stream)
+                    missing -= found[stream].keys
+                behind = after_prefix(self._keys.stream(stream))
             answer = await self._client.range(
                 behind, everything, limit=1, keys_only=True, revision=self.revision
             )
-        return [found[stream] for stream in sorted(found)]
+        extents = [await self._extent_of(found[stream]) for stream in sorted(found)]
+        return [extent for extent in extents if extent.count]
+
+    async def _folder(self, stream: str) -> _Folder:
+        prefix = self._keys.stream(stream)
+        answer = await self._client.range(
+            prefix, after_prefix(prefix), limit=1, keys_only=True, revision=self.revision
+        )
+        first = 0
+        if answer.kvs and self._keys.is_ours(answer.kvs[0].key):
+            first = self._keys.segment_of(answer.kvs[0].key)[1]
+        return _Folder(stream, answer.count, first)
+
+    async def _extent_of(self, folder: _Folder) -> Extent:
+        if folder.keys and not folder.first:
+            return await self._listed(folder.stream)
+        first = folder.first or 1
+        return Extent(folder.stream, first, first + folder.keys - 1)
+
+    async def _listed(self, stream: str) -> Extent:
+        """The extent of a stream whose folder has other keys too. Raises BrokenChain."""
+        start, end = self._keys.stream(stream), after_prefix(self._keys.stream(stream))
+        extent, revision, more = Extent(stream, 1, 0), self.revision, True
+        while more:
+            answer = await self._client.range(
+                start, end, limit=_LISTED, keys_only=True, revision=revision
+            )
+            revision = revision or answer.header.revision
+            for kv in answer.kvs:
+                if not self._keys.is_ours(kv.key):
+                    self._on_foreign_key(kv.key)
+                    continue
+                seq = self._keys.segment_of(kv.key)[1]
+                if extent.count and seq != extent.last + 1:
+                    raise BrokenChain(stream, extent.last + 1, "missing")
+                extent = Extent(stream, extent.first if extent.count else seq, seq)
+            more = bool(answer.more)
+            if answer.kvs:
+                start = answer.kvs[-1].key + b"\0"
+        return extent
 
     async def since(self, extent: Extent, after: int) -> Extent:
         """The part of `extent` written after revision `after`.
 
-        Raises Compacted when some of that part has been deleted.
+        Raises Compacted when some of that part has been deleted, BrokenChain.
         """
+        try:
+            return await self._since(extent, after)
+        except BrokenChain:
+            return await self._since(await self._listed(extent.stream), after)
+
+    async def _since(self, extent: Extent, after: int) -> Extent:
         low, high = extent.first, extent.last + 1  # the first seq > after is in [low, high]
         while low < high:
             step = max(1, (high - low) // (_POINT_READS + 1))
@@ -132,10 +207,11 @@ class Scan:
         return placed(self._keys, answer.kvs[0])
 
     async def segments(self, extents: Iterable[Extent]) -> list[PlacedSegment]:
-        """The segments of all extents, in total order."""
+        """The segments of all extents, in total order. Raises BrokenChain, CorruptSegment."""
+        wanted = list(extents)
         chunks = deque(
             Extent(e.stream, low, min(low + _CHUNK - 1, e.last))
-            for e in extents
+            for e in wanted
             for low in range(e.first, e.last + 1, _CHUNK)
         )
         found: list[PlacedSegment] = []
@@ -146,6 +222,10 @@ class Scan:
 
         workers = min(len(chunks), READ_CONCURRENCY)
         await together(worker() for _ in range(workers))
+        there = Counter(p.segment.stream for p in found)
+        for extent in wanted:
+            if there[extent.stream] < extent.count:
+                await self._listed(extent.stream)
         found.sort(key=lambda p: (p.revision, p.segment.stream, p.segment.seq))
         return found
 
@@ -165,13 +245,17 @@ class Scan:
                 page = max(1, page // 4)
                 continue
             size = sum(len(kv.value) for kv in answer.kvs)
-            found.extend(placed(self._keys, kv) for kv in answer.kvs)
+            for kv in answer.kvs:
+                if self._keys.is_ours(kv.key):
+                    found.append(placed(self._keys, kv))
+                else:
+                    self._on_foreign_key(kv.key)
             average = max(64, size // max(1, len(answer.kvs)))
             page = max(self._page_least, min(_PAGE_MOST, _PAGE_BYTES // average))
             low = end
 
     async def _written(self, stream: str, seqs: list[int]) -> list[int]:
-        """The revisions at which segments were written."""
+        """The revisions at which segments were written. Raises BrokenChain."""
         ops = [
             rpc.RequestOp(
                 request_range=rpc.RangeRequest(

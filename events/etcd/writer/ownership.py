@@ -226,12 +226,10 @@ class Ownership:
 
 async def read_tail(client: EtcdClient, keys: Keys, stream: str) -> Tail:
     """Where `stream` ends now. Raises LogUnavailable, CorruptSegment, BrokenChain."""
-    scan = Scan(client, keys, 0)
-    extent = await scan.extent(stream)
-    if not extent.count:
+    last = await Scan(client, keys, 0).last(stream)
+    if last is None:
         return Tail()
-    last = await scan.segment(stream, extent.last)
-    return Tail(extent.last, last.segment.hash, last.revision, last.segment.last + 1)
+    return Tail(last.segment.seq, last.segment.hash, last.revision, last.segment.last + 1)
 
 
 def _created(key: bytes, revision: int) -> Any:
