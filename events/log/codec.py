@@ -1,8 +1,8 @@
 """Events to bytes and back.
 
-Records are msgpack arrays headed by their tag. Decoding validates types. A tag of an
-older version is upcast through `UPCASTS`; `decode` refuses an unknown tag by name. Readers of a log
-go on after such a record (`decode_all`).
+Records are msgpack arrays headed by their tag. Decoding validates types, and that each integer is in
+`INTEGERS`. A tag of an older version is upcast through `UPCASTS`; `decode` refuses an unknown tag by
+name. Readers of a log go on after such a record (`decode_all`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ TAGS: dict[str, type[Event]] = {str(t.__struct_config__.tag): t for t in get_arg
 # Old tag -> function from the old record's fields to an event of today. An entry is
 # added when a tag's version is raised, and is never removed.
 UPCASTS: dict[str, Callable[[list[Any]], Any]] = {}
+
+INTEGERS = range(-(2**48), 2**48)
+"""What an integer of a record may be: microseconds of 8 years, bytes of 256 TiB. The fold adds such
+numbers, and its state has to be written with 64 bits."""
 
 MOST_REASON = 200
 """Maximum length of the reason why a record cannot be read."""
@@ -55,9 +59,12 @@ def decode(record: bytes) -> Any:
     Raises UnknownEvent for a tag of no version we know, MalformedRecord for the rest.
     """
     try:
-        return _decoder.decode(record)
+        event = _decoder.decode(record)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
         return _decode_slowly(record, error)
+    if _may_be_large(record) and (field := _large_field(event)):
+        raise MalformedRecord(f"{tag_of(event)}: {field} is beyond 48 bits")
+    return event
 
 
 def decode_all(records: Sequence[bytes]) -> list[Any]:
@@ -69,8 +76,11 @@ def decode_all(records: Sequence[bytes]) -> list[Any]:
         return records.events
     if len(records) < 2:
         return [_decode_or_name(record) for record in records]
+    joined = b"".join((_ARRAY32.pack(0xDD, len(records)), *records))
+    if _may_be_large(joined):
+        return [_decode_or_name(record) for record in records]
     try:
-        events = _many.decode(b"".join((_ARRAY32.pack(0xDD, len(records)), *records)))
+        events = _many.decode(joined)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
         return [_decode_or_name(record) for record in records]
     return events
@@ -82,6 +92,33 @@ def _decode_or_name(record: bytes) -> Any:
     except LogError as error:
         digest = blake2b(record, digest_size=8).hexdigest()
         return UnreadableRecord(digest, str(error)[:MOST_REASON])
+
+
+def _may_be_large(data: bytes) -> bool:
+    """Whether `data` has what may be an integer beyond `INTEGERS`: msgpack's mark of a long integer,
+    and then two bytes that are not its sign alone. It may be inside a string, too."""
+    for mark, signs in ((b"\xcf", (b"\0\0",)), (b"\xd3", (b"\0\0", b"\xff\xff"))):
+        at = data.find(mark)
+        while at >= 0:
+            if data[at + 1 : at + 3] not in signs:
+                return True
+            at = data.find(mark, at + 1)
+    return False
+
+
+def _large_field(value: Any) -> str:
+    """The name of a field with an integer beyond `INTEGERS`; empty if there is none."""
+    for name in value.__struct_fields__:
+        parts = [getattr(value, name)]
+        while parts:
+            part = parts.pop()
+            if type(part) is int and part not in INTEGERS:
+                return str(name)
+            if type(part) is tuple:
+                parts += part
+            elif isinstance(part, msgspec.Struct) and (inner := _large_field(part)):
+                return f"{name}.{inner}"
+    return ""
 
 
 def _decode_slowly(record: bytes, error: Exception) -> Any:

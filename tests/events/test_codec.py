@@ -7,17 +7,27 @@ from typing import Any, get_args, get_type_hints
 import msgpack
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from relume.events.log import codec
 from relume.events.log.errors import MalformedRecord, UnknownEvent
-from relume.events.vocabulary import AnyChange, AnyEvent, EngineStep, RequestEnded, Tick
+from relume.events.vocabulary import (
+    AnyChange,
+    AnyEvent,
+    EngineStep,
+    PrefillChunkDone,
+    RequestEnded,
+    Tick,
+)
 from relume.events.vocabulary.enums import Word
 
 EVENTS = get_args(AnyEvent)
 texts = st.text(max_size=20)
-integers = st.integers(min_value=-(2**63), max_value=2**63 - 1)
+integers = st.integers(min_value=codec.INTEGERS[0], max_value=codec.INTEGERS[-1])
+too_large = st.integers(min_value=2**48, max_value=2**64 - 1) | st.integers(
+    min_value=-(2**63), max_value=-(2**48) - 1
+)
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
@@ -67,6 +77,53 @@ def test_any_msgpack_reader_reads_a_record(event: Any) -> None:
     assert tag == codec.tag_of(event)
     assert len(fields) == len(event.__struct_fields__)
     assert fields[0] == getattr(event, event.__struct_fields__[0])
+
+
+def with_integer(value: Any, number: int, data: st.DataObject) -> Any:
+    """`value` with `number` in place of one of its integers; None if it has none."""
+    if type(value) is int:
+        return number
+    if isinstance(value, list):
+        changed = [(at, with_integer(part, number, data)) for at, part in enumerate(value)]
+        found = [(at, part) for at, part in changed if part is not None]
+        if not found:
+            return None
+        at, part = data.draw(st.sampled_from(found))
+        return [*value[:at], part, *value[at + 1 :]]
+    return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(*map(structs_of, EVENTS)), too_large, st.data())
+def test_a_record_with_a_number_too_large_for_the_fold_is_malformed(
+    event: Any, number: int, data: Any
+) -> None:
+    fields = with_integer(msgspec.msgpack.decode(codec.encode(event)), number, data)
+    assume(fields is not None)
+    record = msgspec.msgpack.encode(fields)
+    with pytest.raises(MalformedRecord, match=fields[0]):
+        codec.decode(record)
+    healthy = codec.encode(Tick(1, 2))
+    first, unreadable, last = codec.decode_all((healthy, record, healthy))
+    assert first == last == Tick(1, 2)
+    assert type(unreadable) is codec.UnreadableRecord
+
+
+@pytest.mark.parametrize("number", [codec.INTEGERS[0], codec.INTEGERS[-1], -1, 2**32, -(2**40)])
+def test_a_number_within_the_bound_is_read(number: int) -> None:
+    record = codec.encode(Tick(number, number))
+    assert codec.decode(record) == Tick(number, number)
+    assert codec.decode_all((record, record)) == [Tick(number, number)] * 2
+
+
+def test_the_reason_names_the_field_that_is_too_large() -> None:
+    chunk = PrefillChunkDone("q1", 1, 5, 2**48)
+    step = EngineStep(
+        incarnation=1, step=7, duration_us=100, batch=2, sum_context=300, prefill_tokens=0,
+        waiting=0, kv_used=9, changes=(chunk,),
+    )  # fmt: skip
+    with pytest.raises(MalformedRecord, match=r"engine_step/1: changes.computed is beyond 48 bits"):
+        codec.decode(codec.encode(step))
 
 
 @settings(max_examples=150, deadline=None)

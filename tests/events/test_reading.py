@@ -333,6 +333,17 @@ async def test_foreign_keys_are_ignored_and_named(log: EtcdLog) -> None:
         assert await reader.owners() == {"w.w0": writer.epoch}
 
 
+async def test_a_foreign_key_after_the_last_segment_does_not_move_the_end(log: EtcdLog) -> None:
+    async with log.writer("w.w0") as writer:
+        writer.append(tick(0))
+        await writer.flush(5)
+    await log.client.put(KEYS.log + b"w.w0/zz", b"x")
+    async with asyncio.timeout(20), log.writer("w.w0") as writer:
+        writer.append(tick(1))
+        await writer.flush(5)
+    assert positions(await log.reader().read(), "w.w0") == [1, 2]
+
+
 async def test_foreign_keys_end_no_watch(log: EtcdLog) -> None:
     async with log.writer("w.w0") as writer:
         reader = log.reader()

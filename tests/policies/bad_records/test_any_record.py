@@ -1,6 +1,7 @@
 """Records whose fields hold anything that their types permit: the fold takes each, and soon.
 
-Numbers are at most 2**40. Sums of a few near 2**63 cannot be encoded any more, and with them the state.
+Numbers are as large as a record may have them: its reader refuses larger ones. Sums of a few near
+2**63 could not be encoded any more, and with them the state.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
+from relume.events.log import codec
 from relume.events.vocabulary import AnyEvent
 from relume.events.vocabulary.enums import Word
 from relume.policies.state.fleet import Fleet, dump, load
 from relume.policies.state.fold import fold
 from tests.policies.state.test_fleet import loaded_story
 
-INTEGERS = (0, 1, 2, 3, 5, -1, 100, 10**6, 2**31, 2**40, -(2**40))
+INTEGERS = (0, 1, 2, 3, 5, -1, 100, 10**6, 2**31, codec.INTEGERS[0], codec.INTEGERS[-1])
 STREAMS = ("w.w0", "w.w1", "r.r0", "r.r1", "fleet")
 RECORDS = 12
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AdminCommand, Exclusion
@@ -92,3 +92,11 @@ def test_a_record_of_a_replica_excludes_no_worker() -> None:
     story.tell("r.r0", UNKNOWN)
     assert excluded(story) == Exclusion.NONE
     assert "telepathy/9" in unreadable.in_words(story.fleet)[0]
+
+
+def test_a_number_that_sums_cannot_have_is_unreadable_and_the_state_is_written() -> None:
+    story = loaded_story()
+    step_of_years = structs.replace(engine_step(queued("q7")), duration_us=2**63 - 1)
+    story.tell("w.w0", *[step_of_years] * 3)
+    assert "duration_us" in unreadable.why(story.fleet, "w0")
+    assert load(dump(story.fleet)) == story.fleet
