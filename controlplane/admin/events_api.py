@@ -31,6 +31,7 @@ DECISIONS = (
     v.RequestShed,
     v.DegradationDecided,
     v.RolloutDecided,
+    v.FeatureLevelRaised,
 )
 PAGE_BUDGET_S = 5.0
 """A page that has to read the log stops after this and returns a cursor to continue from."""

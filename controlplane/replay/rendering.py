@@ -582,6 +582,11 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.WorkerLeaving: lambda e: [
         f"the agent of {e.worker} stops: requests leave within {e.within_ms / 1000:g} s"
     ],
+    v.FeatureLevelRaised: lambda e: [
+        f"feature level {e.level}, was {e.was}: {', '.join(e.replicas)} read it"
+        if e.level != e.was
+        else f"feature level {e.level}, stated again"
+    ],
     v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],
     v.WorkerForgotten: lambda e: [f"worker {e.worker} left long ago and is removed from the state"],
     v.ReplicaLost: lambda e: [f"its gateway {e.replica} is lost"],

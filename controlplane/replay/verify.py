@@ -51,7 +51,7 @@ from relume.policies.decision_versions import (
     version_of,
 )
 from relume.policies.health import evidence
-from relume.policies.leader import log_detail
+from relume.policies.leader import feature_level, log_detail
 from relume.policies.leader.duties import step
 from relume.policies.liveness import overdue, stall
 from relume.policies.recovery.lineage import CorruptEngines
@@ -558,6 +558,8 @@ class _LeaderReplay:
                 self._answered(stream, position, event)
             elif type(event) is v.DetailDecided:
                 self._detailed(position, event)
+            elif type(event) is v.FeatureLevelRaised:
+                self._raised(position, event)
             elif type(event) is v.Tick:
                 self._overdue(position, event)
         if self._acting:
@@ -593,6 +595,17 @@ class _LeaderReplay:
         if detail != event.detail:
             place = self._fleet.revision, "fleet", position
             verdict.differ(*place, "decision", event.detail, detail)
+
+    def _raised(self, position: int, event: v.FeatureLevelRaised) -> None:
+        """When it is raised depends on owners too, whose history is not in the log."""
+        if lacking := missing_of_leader(self._fleet, "leader"):
+            self._verdict.cannot_take(lacking)
+            return
+        self._verdict.decisions += 1
+        most = max(feature_level.read_by_all(self._fleet), event.was)
+        if event.level > most:
+            place = self._fleet.revision, "fleet", position
+            self._verdict.differ(*place, "decision", event.level, most)
 
     def _answered(self, stream: str, position: int, event: Any) -> None:
         kind = _KINDS.get(type(event), "leader")

@@ -12,7 +12,9 @@ from typing import Any
 
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogFull
+from relume.events.log.feature_levels import require
 from relume.events.log.interface import StreamWriter
+from relume.policies.leader.feature_level import in_force
 from relume.policies.routing import estimate_index
 from relume.policies.state.overlay.receive_clock import UnrecordedReceipts
 from relume.policies.state.overlay.view import View
@@ -62,7 +64,9 @@ class DecisionWriter:
         self._writer.hurry(within_s)
 
     def emit(self, event: Any) -> int:
-        """Append one of our own events and show it to the view at once. Raises LogError."""
+        """Append one of our own events and show it to the view at once. Raises LogError,
+        AboveFeatureLevel."""
+        require(event, in_force(self.view.fleet))
         beyond_limit = type(event) in BEYOND_LIMIT
         try:
             self._emit_receipts()

@@ -17,9 +17,11 @@ import structlog
 
 from relume.events import vocabulary as v
 from relume.events.log.errors import Fenced, LogError, LogFull, LogUnavailable, StreamOwned
+from relume.events.log.feature_levels import require
 from relume.events.log.interface import StreamWriter
 from relume.policies.decision_versions import shape_name
 from relume.policies.leader.duties import step
+from relume.policies.leader.feature_level import in_force
 from relume.policies.state.fleet import Fleet, state_hash
 
 STREAM = "fleet"
@@ -87,10 +89,12 @@ class Leadership:
     def append(self, *events: Any) -> None:
         """Write as the leader; does nothing if not (or no longer) leading. A leader cannot repeat a
         write that found no room, so a full spool ends the leadership: the next leader writes again
-        all that is open.
+        all that is open. Raises AboveFeatureLevel.
         """
         if self._writer is None:
             return
+        for event in events:
+            require(event, in_force(self._fleet))
         try:
             self._writer.append(*events)
         except Fenced:

@@ -32,6 +32,7 @@ from relume.controlplane.replica.stall_watch import StallWatch
 from relume.events import vocabulary as v
 from relume.events.log.codec import UnreadableRecord
 from relume.events.log.errors import BrokenChain, Compacted, Fenced, LogUnavailable
+from relume.events.log.feature_levels import LEVEL
 from relume.events.log.interface import LogReader, RevisionGroup, StreamWriter
 from relume.events.log.segment import GENESIS
 from relume.policies import decision_versions
@@ -47,6 +48,7 @@ from relume.policies.degradation import degradation_settings
 from relume.policies.degradation.degradation_settings import DegradationConfig
 from relume.policies.health import evidence, health_settings
 from relume.policies.health.health_settings import HealthConfig
+from relume.policies.leader import feature_level
 from relume.policies.liveness import overdue, stall
 from relume.policies.liveness.overdue import OverdueConfig
 from relume.policies.migration import migration_settings
@@ -86,6 +88,8 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     cross_checks: CrossCheckConfig = CrossCheckConfig()
     overdue: OverdueConfig = OverdueConfig()
     degradation: DegradationConfig = DegradationConfig()
+    feature_level: int = LEVEL
+    """The highest feature level that it reads: that of its build."""
 
 
 class Watch(Protocol):
@@ -183,7 +187,7 @@ class Replica:
 
         The writer lands that spool ahead of all we write, so replay has it in every view of
         ours; a view without it would decide on something else. While the log is away this
-        waits, and says so. Raises LogError.
+        waits, and says so. Raises LogError, FleetTooNew.
         """
         if self._history is not None:
             await self._reload(self._history)
@@ -193,6 +197,7 @@ class Replica:
                 await self._fold_one(fenced)
         finally:
             fenced.cancel()
+        feature_level.check_build(self.fleet, self.config.feature_level)
         self.scheduler.advanced()
         self.scheduler.emit(
             v.ReplicaStarted(
@@ -214,7 +219,8 @@ class Replica:
                 + canary_settings.settings_of(self.config.canary)
                 + check_settings.settings_of(self.config.cross_checks)
                 + degradation_settings.settings_of(self.config.degradation)
-                + decision_versions.settings(),
+                + decision_versions.settings()
+                + feature_level.settings_of(self.config.feature_level),
             )
         )
         log.info("caught_up", revision=self.fleet.revision, workers=len(self.fleet.workers))
@@ -268,6 +274,7 @@ class Replica:
             self.last_group_at = time.monotonic()
             self.scheduler.decisions.received(group.revision)
             apply_group(self.fleet, group, self._seen)
+            feature_level.check_build(self.fleet, self.config.feature_level)
             evidence.owed(self.fleet)  # the leader took it, event by event
             engines, self._engines_came = self._engines_came, False
             self.scheduler.advanced(engines)

@@ -29,6 +29,7 @@ from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
 from relume.policies.crosscheck.check_settings import CrossCheckConfig
 from relume.policies.degradation.degradation_settings import DegradationConfig
 from relume.policies.health.health_settings import HealthConfig
+from relume.policies.leader.feature_level import FleetTooNew
 from relume.policies.liveness.overdue import OverdueConfig
 from relume.policies.liveness.stall import StallConfig
 from relume.policies.migration.migration_settings import MigrationConfig
@@ -66,6 +67,10 @@ def _explain(error: BaseException) -> int:
         return 1
     if isinstance(error, LogUnavailable):
         log.error("no_log", reason=str(error), remedy="is etcd up? see relume doctor")
+        return 1
+    if isinstance(error, FleetTooNew):
+        remedy = "start the build of the other replicas, or a newer one: a raised level stays"
+        log.error("build_too_old", reason=str(error), remedy=remedy)
         return 1
     if isinstance(error, LogError):
         log.error("log_failed", reason=str(error))

@@ -8,8 +8,8 @@ which lands later: then the worker's own stream is read once more before the ans
 The next start acts on the target state. On another host, without the file, the worker's own stream
 shows what was applied. The leader repeats unanswered effects, so trimming the log loses none.
 
-It also says, in the same stream, how much of the engine's steps is to be written; that is
-a state and needs no answer.
+It also says, in the same stream, how much of the engine's steps is to be written, and of which
+feature level events may be; these are states and need no answer.
 
 - hold: an engine that ends is not restarted; a running one is left alone. release undoes it.
 - restart: the engine is killed and restarted, without a backoff.
@@ -43,6 +43,7 @@ from relume.events.vocabulary import (
     Effect,
     EffectApplied,
     EffectsDecided,
+    FeatureLevelRaised,
 )
 from relume.events.vocabulary.enums import EffectKind, StepDetail
 
@@ -54,6 +55,7 @@ _DECIDED_TAG = b"\xb1effects_decided/1"
 _DETAIL_TAG = b"\xb0detail_decided/1"
 _APPLIED_TAG = b"\xb0effect_applied/1"
 _RELEASED_TAG = b"\xb6checkpoints_released/1"
+_RAISED_TAG = b"\xb6feature_level_raised/1"
 _VOIDED_TAG = b"\xb4checkpoints_voided/1"
 
 Key = tuple[str, int]
@@ -201,6 +203,9 @@ class EffectRunner:
         detail: DetailDecided
         for detail in self._events(group, FLEET, _DETAIL_TAG):
             self._journal.shed(detail.detail != StepDetail.FULL)
+        raised: FeatureLevelRaised
+        for raised in self._events(group, FLEET, _RAISED_TAG):
+            self._journal.feature_level = max(raised.level, self._journal.feature_level)
         self._after = group.revision
 
     def _events(self, group: RevisionGroup, stream: str, tag: bytes) -> Iterator[Any]:

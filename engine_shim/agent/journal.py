@@ -18,6 +18,7 @@ from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.step_detail import PER_S, Merger
 from relume.events.log.codec import encode
 from relume.events.log.errors import Fenced, LogFull
+from relume.events.log.feature_levels import FIRST_LEVEL, require
 from relume.events.log.interface import LandedSegment, StreamWriter
 from relume.events.log.segment import MAX_SEGMENT_BYTES
 
@@ -44,6 +45,8 @@ class Journal:
         self._merger: Merger | None = None
         self._due: asyncio.TimerHandle | None = None
         self.steps = 0
+        self.feature_level = FIRST_LEVEL
+        """Level of which events may be written, as far as the agent knows."""
 
     @property
     def stream(self) -> str:
@@ -83,7 +86,9 @@ class Journal:
         self._writer.on_landed(landed)
 
     def record(self, *events: Any) -> None:
-        """Write facts, in order; keeps them while the log is full."""
+        """Write facts, in order; keeps them while the log is full. Raises AboveFeatureLevel."""
+        for event in events:
+            require(event, self.feature_level)
         self._waiting.extend(self._held_back())
         self._waiting.extend(encode(event) for event in events)
         self._write_waiting()

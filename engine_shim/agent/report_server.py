@@ -27,8 +27,9 @@ from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.journal import MAX_RECORD_BYTES, RETRY_S, Journal
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
-from relume.events.log.codec import decode
+from relume.events.log.codec import decode, encode
 from relume.events.log.errors import LogError
+from relume.events.log.feature_levels import is_newer, level_of, lowered
 from relume.events.wire.errors import ReportError
 from relume.events.wire.reports import Hello, Layout, Ready, ReportReader, parse
 
@@ -54,13 +55,18 @@ def is_step(record: bytes) -> bool:
     return record[:1] >= b"\x90" and record[:1] <= b"\x9f" and record.startswith(_STEP_TAGS, 1)
 
 
-def _unreadable(record: bytes) -> str:
-    """Why readers of the log could not read `record`; empty if they can."""
+def readable(record: bytes, level: int) -> tuple[bytes, str]:
+    """`record` as readers of a log of that feature level can read it; or why they cannot."""
     try:
-        decode(record)
+        event = decode(record)
     except LogError as error:
-        return str(error)
-    return ""
+        return b"", str(error)
+    if is_newer(type(event)) and level_of(event) > level:
+        event = lowered(event, level)
+        if event is None:
+            return b"", f"its tag is above feature level {level} of the fleet"
+        return encode(event), ""
+    return record, ""
 
 
 class ReportServer:
@@ -177,14 +183,16 @@ class _Connection:
         self._take(payloads)
 
     def _take(self, payloads: list[bytes]) -> None:
-        step = self._server._journal.step
+        journal = self._server._journal
         for index, payload in enumerate(payloads):
             if self._hello is not None and is_step(payload):
                 if len(payload) > MAX_RECORD_BYTES:
                     self._drop(f"step record of {len(payload)} bytes")
-                elif why := _unreadable(payload):
+                    continue
+                record, why = readable(payload, journal.feature_level)
+                if why:
                     self._drop(why)
-                elif not step(payload):
+                elif not journal.step(record):
                     # The log is full: stop reading, so the engine fills its own buffer,
                     # drops, and counts in its next record what was lost.
                     self._refused = payloads[index:]

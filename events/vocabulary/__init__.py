@@ -42,6 +42,7 @@ from relume.events.vocabulary.leader_events import (
     DetailDecided,
     Effect,
     EffectsDecided,
+    FeatureLevelRaised,
     HealthDecided,
     LeaderElected,
     LeaderResigned,
@@ -178,5 +179,6 @@ LEADER_EVENTS = (
     | CanaryValuesDecided
     | DegradationDecided
     | RolloutDecided
+    | FeatureLevelRaised
 )
 AnyEvent = WORKER_EVENTS | REPLICA_EVENTS | LEADER_EVENTS

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from msgspec import Struct
 
 
 class Event(Struct, frozen=True, array_like=True, gc=False):
     """Base of all events; array_like keeps a record near 40 bytes."""
+
+    tag_level: ClassVar[int] = 1
+    """Feature level since which the tag exists (`relume.events.log.feature_levels`)."""
+    field_levels: ClassVar[Mapping[str, int]] = {}
+    """Fields that were added later, and the level since which each exists."""
 
 
 class Basis(Struct, frozen=True, array_like=True, gc=False):

@@ -219,6 +219,18 @@ class DegradationDecided(Event, frozen=True, tag="degradation_decided/1", kw_onl
     """Tokens that the mean request generates."""
 
 
+class FeatureLevelRaised(Event, frozen=True, tag="feature_level_raised/1", kw_only=True):
+    """Decision: events of this feature level may be written from here on, since each live replica
+    reads them. Repeated from time to time, for agents that start later."""
+
+    level: int
+    """The level from here on."""
+    was: int
+    """The level before; the same: it is stated again."""
+    replicas: tuple[str, ...]
+    """The live replicas."""
+
+
 class CheckpointsReleased(Event, frozen=True, tag="checkpoints_released/1"):
     """These requests ended, and some of their blocks are still held: each holder drops them. Sent
     once; what a holder misses expires."""

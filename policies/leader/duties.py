@@ -27,7 +27,7 @@ from relume.policies.degradation import decisions
 from relume.policies.health import canary_evidence, cross_check_evidence, evidence
 from relume.policies.health.health_life import is_quarantined
 from relume.policies.health.judgement import LeaderSettings
-from relume.policies.leader import drain_floor
+from relume.policies.leader import drain_floor, feature_level
 from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.rollout import rollout_steps
 from relume.policies.state import coverage, unreadable
@@ -66,7 +66,8 @@ def step(fleet: Fleet, event: Any) -> list[Any]:
 def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
     """Declare lost what has been without owner long enough, remove what has been for very long, end
     orphans, release blocks of ended requests, send again the effects that agents have not
-    answered, decide how short of capacity the fleet is, and take the next step of a rolling restart."""
+    answered, raise the feature level, decide how short of capacity the fleet is, and take the next step
+    of a rolling restart."""
     out = _unanswered(fleet, event.number)
     if released := coverage.to_release(fleet, event.number):
         out.append(v.CheckpointsReleased(released))
@@ -81,6 +82,7 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
         if replica.alive and _gone(fleet, f"r.{replica.name}", event.number):
             out.append(v.ReplicaLost(replica.name, replica.epoch))
     out += departed_workers.due(fleet, event.number)
+    out += feature_level.owed(fleet, event.number)
     return [*out, *decisions.owed(fleet), *rollout_steps.owed(fleet)]
 
 

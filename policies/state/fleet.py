@@ -423,7 +423,8 @@ class Fleet(Struct, dict=True, kw_only=True):
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
     `steptimes`: by class of worker. `withheld`: by model, workers against which verdicts are withheld
     (unset before the first); `canaries`: by class, the golden values; `disputes`: by request, those
-    about answers; `demand`: by model, where degradation is decided; `rollout`: the last rolling restart.
+    about answers; `demand`: by model, where degradation is decided; `rollout`: the last rolling restart;
+    `feature_level`: unset before the first raise (`relume.policies.leader.feature_level`).
     `unacknowledged` (`unheard` in snapshots): see
     `relume.policies.state.lifecycles.unacknowledged`. What is no field
     (`relume.policies.state.dirty_set`) is no part of the state.
@@ -463,6 +464,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     unreadable: dict[str, UnreadableRecords] | UnsetType = UNSET
     demand: dict[str, ModelDemand] | UnsetType = UNSET
     rollout: Rollout | UnsetType = UNSET
+    feature_level: int | UnsetType = UNSET
 
 
 _UNTOLD = Cached()

@@ -17,6 +17,7 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.degradation import decisions, demand
 from relume.policies.health import evidence
+from relume.policies.leader import feature_level
 from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.rollout import rollout_records
 from relume.policies.state import (
@@ -375,6 +376,7 @@ _HANDLERS: dict[type, evidence.Handler] = {
     **stream_resumption.HANDLERS,
     **coverage.HANDLERS,
     **rollout_records.HANDLERS,
+    **feature_level.HANDLERS,
 }
 
 

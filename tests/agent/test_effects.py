@@ -9,8 +9,10 @@ import pytest
 
 from relume.engine_shim.agent.effects import judge
 from relume.events import vocabulary as v
+from relume.events.log.feature_levels import AboveFeatureLevel
 from relume.events.log.memory import MemoryLog, MemoryWriter
 from tests.agent.stage import staged
+from tests.mixed_versions.next_build import WeatherReported
 
 
 @pytest.mark.parametrize(
@@ -156,3 +158,16 @@ async def test_effects_decided_while_no_agent_ran_are_carried_out(tmp_path: Path
         assert (await stage.nth(v.EffectApplied, 1)).outcome == "applied"
         await stage.until(lambda: stage.phase == "held")
         assert stage.events(v.EngineStarted) == []
+
+
+async def test_the_agent_learns_which_events_all_replicas_read(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await stage.nth(v.EngineReady, 1)
+        journal = stage.agent._journal
+        assert journal.feature_level == 1
+        with pytest.raises(AboveFeatureLevel):
+            journal.record(WeatherReported(sky="grey"))
+        async with stage.log.writer("fleet") as leader:
+            late = v.FeatureLevelRaised(level=2, was=2, replicas=("r0",))
+            leader.append(v.FeatureLevelRaised(level=3, was=1, replicas=("r0",)), late)
+        await stage.until(lambda: journal.feature_level == 3)

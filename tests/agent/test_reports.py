@@ -13,13 +13,14 @@ import pytest
 
 from relume.engine_shim.agent.agent_logging import make_logger
 from relume.engine_shim.agent.journal import Journal
-from relume.engine_shim.agent.report_server import ReportServer, is_step
+from relume.engine_shim.agent.report_server import ReportServer, is_step, readable
 from relume.events.log.codec import decode, encode
 from relume.events.log.errors import LogFull
 from relume.events.log.memory import MemoryLog, MemoryWriter
 from relume.events.vocabulary import EngineDied, EngineStep, RequestQueued, Tick
 from relume.events.wire.reports import Hello, Ready, frame, hello_frame, ready_frame
 from tests.agent.stage import staged
+from tests.mixed_versions.next_build import NEXT, NoteWritten, WeatherReported, next_build
 
 
 def step(number: int) -> bytes:
@@ -269,3 +270,15 @@ async def test_garbage_of_the_engine_itself_does_not_end_it(tmp_path: Path) -> N
         state = stage.agent.describe()
         assert state["engine"]["incarnation"] == 1 and state["engine"]["ready"]
         assert stage.events(EngineDied) == []
+
+
+def test_an_engines_report_is_lowered_to_what_all_replicas_read() -> None:
+    """An engine does not know the level of the fleet; its agent does."""
+    note = NoteWritten(text="a", mood="b")
+    with next_build():
+        assert readable(encode(note), NEXT) == (encode(note), "")
+        assert readable(encode(note), 1) == (encode(NoteWritten(text="a")), "")
+        assert readable(encode(WeatherReported(sky="grey")), NEXT)[1] == ""
+        record, why = readable(encode(WeatherReported(sky="grey")), 1)
+        assert not record and "feature level 1" in why
+    assert readable(step(1), 1) == (step(1), "")

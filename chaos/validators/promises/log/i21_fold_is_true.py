@@ -9,6 +9,9 @@ simulated run the truth is known (`relume.chaos.validators.ground_truth`):
 - While the run lasts: the fold of each replica, its live requests and the owners of streams.
 - At the end: all of these once more, and each attempt by its name.
 
+Replicas of two builds have the same fold only if each reads what the other writes: no record is above
+the feature level in force (`relume.chaos.validators.feature_levels`).
+
 Permitted differences, each with its reason:
 
 - An engine that lost reports: the account goes by its replicas from then on (`account.doubt`).
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from relume.chaos.validators.feature_levels import LevelWatch
 from relume.chaos.validators.ground_truth import EngineLoad, GroundTruth, HeldBlocks, ReportKey
 from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
 from relume.events import vocabulary as v
@@ -97,6 +101,7 @@ class FoldWatch:
         self.doubted: set[tuple[str, int]] = set()
         self._turn = 0
         self._revision = 0
+        self._levels = LevelWatch()
 
     def add(self, about: str, text: str) -> None:
         """Report a difference."""
@@ -106,6 +111,8 @@ class FoldWatch:
     def folded(self, fleet: Fleet, group: RevisionGroup) -> None:
         """The group was folded."""
         self._revision = group.revision
+        for about, text in self._levels.folded(group):
+            self.add(about, text)
         for segment in group.segments:
             stream, events = segment.stream, decode_all(segment.records)
             if stream == "fleet":
