@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from aetcd import rpc
 
+from relume.engine_shim.agent.stream_reader import FleetReader
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.client.watch import Watch
 from relume.events.etcd.errors import LogWentBack
@@ -358,6 +359,21 @@ async def test_foreign_keys_end_no_watch(log: EtcdLog) -> None:
             await until(lambda: numbers(seen.groups, "w.w0") == [0, 1])
             assert {stream for g in seen.groups for stream, _ in g.owners} == {"w.w0"}
             assert foreign - named <= {KEYS.snap + b"latest"}
+
+
+async def test_foreign_keys_end_no_agents_reader(log: EtcdLog) -> None:
+    reader = FleetReader(log.client, ("fleet", "w.w0"))
+    foreign = (KEYS.log + b"fleet/!", KEYS.log + b"fleet/note")
+    async with log.writer("fleet") as leader:
+        leader.append(tick(0))
+        await leader.flush(5)
+        await log.client.put(foreign[0], b"x")
+        assert numbers(await reader.read(), "fleet") == [0]
+        async with following(reader) as seen:
+            await until(lambda: numbers(seen.groups, "fleet") == [0])
+            await log.client.put(foreign[1], b"x")
+            leader.append(tick(1))
+            await until(lambda: numbers(seen.groups, "fleet") == [0, 1])
 
 
 async def test_upkeep_passes_over_foreign_keys(log: EtcdLog) -> None:
