@@ -27,6 +27,7 @@ from relume.policies.leader.duties import HEALTHY_TICKS
 from relume.policies.liveness.overdue import OverdueConfig
 from relume.policies.migration import migration_settings
 from relume.policies.routing import routing_settings
+from relume.policies.spares.spare_settings import SparesConfig
 
 ROLES = ("viewer", "operator", "admin")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -272,6 +273,12 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
     degradation_limits: Annotated[
         dict[str, int],
         limits("When levels of degradation change, and the limit of answers", DegradationConfig),
+    ] = {}
+    spares: Annotated[
+        dict[str, int],
+        limits(
+            "How many workers of a model are spares, and when a new one is chosen", SparesConfig
+        ),
     ] = {}
     gateway_limits: Annotated[dict[str, float], limits("Limits of the gateway", GatewayConfig)] = {}
     etcd_limits: Annotated[

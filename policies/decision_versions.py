@@ -35,12 +35,14 @@ DECISION_VERSIONS: dict[str, int] = {
     "health": 6,
     "cross_check": 1,
     "degradation": 1,
+    "spares": 1,
 }
 """`route.P`: the worker that policy P chooses. `first_token`: the time predicted for it.
 `mode`: how the attempt continues what the client has.
 `admission`: which requests wait, which is next, which are refused. `leader`: the leader's
 duties. `cross_check`: which finished requests another engine answers again, and which engine.
-`degradation`: the level of each model; which arrivals are refused by it."""
+`degradation`: the level of each model; which arrivals are refused by it.
+`spares`: which workers are spares."""
 
 RETAKEN: dict[str, tuple[int, ...]] = {
     "route.least_load": (1,),

@@ -12,6 +12,7 @@ from relume.policies.health import health_settings
 from relume.policies.liveness import overdue, stall
 from relume.policies.migration import migration_settings
 from relume.policies.routing import routing_settings
+from relume.policies.spares import spare_settings
 
 SETTINGS: dict[str, Setting] = {
     **stall.SETTINGS.settings,
@@ -24,6 +25,7 @@ SETTINGS: dict[str, Setting] = {
     **canary_settings.SETTINGS.settings,
     **check_settings.SETTINGS.settings,
     **degradation_settings.SETTINGS.settings,
+    **spare_settings.SETTINGS.settings,
 }
 CHOICES = {key: setting.choices for key, setting in SETTINGS.items() if setting.choices}
 INTEGERS = frozenset(key for key, setting in SETTINGS.items() if setting.kind is int)

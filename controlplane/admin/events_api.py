@@ -32,6 +32,7 @@ DECISIONS = (
     v.DegradationDecided,
     v.RolloutDecided,
     v.FeatureLevelRaised,
+    v.SparesDecided,
 )
 PAGE_BUDGET_S = 5.0
 """A page that has to read the log stops after this and returns a cursor to continue from."""

@@ -27,6 +27,7 @@ from relume.policies.degradation.demand import leader_config, models_of
 from relume.policies.health.health_life import breaker_of
 from relume.policies.health.health_state import WorkerHealth
 from relume.policies.rollout import rollout_records
+from relume.policies.spares.spare_decisions import is_spare
 from relume.policies.state import unreadable
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.operator_commands import NO_DRAIN
@@ -452,9 +453,12 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
     suspected = worker.incarnation > 0 and view.suspect(worker.name) == worker.incarnation
     health = WorkerHealth() if isinstance(worker.health, UnsetType) else worker.health
     drain = NO_DRAIN if isinstance(worker.drain, UnsetType) else worker.drain
+    state = worker_state(worker, suspected, requests)
+    if state == WorkerState.SERVING and is_spare(view.fleet, worker):
+        state = WorkerState.SPARE
     return WorkerInfo(
         name=worker.name,
-        state=worker_state(worker, suspected, requests),
+        state=state,
         engine=worker.engine,
         present=worker.present,
         draining=worker.draining,

@@ -450,6 +450,23 @@ def level_lines(event: v.DegradationDecided) -> list[str]:
     return lines
 
 
+def spares_lines(event: v.SparesDecided) -> list[str]:
+    """A change of the spares of a model, and why."""
+    promoted = [name for name in event.was if name not in event.spares]
+    chosen = [name for name in event.spares if name not in event.was]
+    lines = [f"{event.model}: spares are {', '.join(event.spares) or 'no workers'}"]
+    if promoted:
+        lines.append(f"{', '.join(promoted)} ceased to be a spare")
+    if chosen:
+        short = _count(event.short_ticks, "tick")
+        lines.append(f"{', '.join(chosen)} became a spare: one was missing for {short}")
+    lines.append(
+        f"{event.failed} of {_count(event.workers, 'worker')} are not open to requests: "
+        f"{_count(event.due, 'spare')} due"
+    )
+    return lines
+
+
 def _ready(event: v.EngineReady) -> list[str]:
     inexact = ", ".join(f"{name} ({why})" for name, why in event.inexact)
     at = f"the engine {event.worker}:{event.incarnation} is ready"
@@ -587,6 +604,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
         if e.level != e.was
         else f"feature level {e.level}, stated again"
     ],
+    v.SparesDecided: spares_lines,
     v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],
     v.WorkerForgotten: lambda e: [f"worker {e.worker} left long ago and is removed from the state"],
     v.ReplicaLost: lambda e: [f"its gateway {e.replica} is lost"],

@@ -523,6 +523,7 @@ _ANSWERS = (
     v.CanaryValuesDecided,
     v.DegradationDecided,
     v.RolloutDecided,
+    v.SparesDecided,
 )
 """What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` follow from leases,
 whose history is not in the log: they are facts to replay."""
@@ -533,6 +534,7 @@ _KINDS: dict[type, str] = {
     v.VerdictsWithheld: "health",
     v.CanaryValuesDecided: "health",
     v.DegradationDecided: "degradation",
+    v.SparesDecided: "spares",
 }
 """By which version a leader decides what is not among its duties (`leader`)."""
 

@@ -55,6 +55,8 @@ from relume.policies.migration import migration_settings
 from relume.policies.migration.migration_settings import MigrationConfig
 from relume.policies.routing import routing_settings
 from relume.policies.routing.routing_settings import RoutingConfig
+from relume.policies.spares import spare_settings
+from relume.policies.spares.spare_settings import SparesConfig
 from relume.policies.state import dirty_set, prefix_cache
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
@@ -88,6 +90,7 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     cross_checks: CrossCheckConfig = CrossCheckConfig()
     overdue: OverdueConfig = OverdueConfig()
     degradation: DegradationConfig = DegradationConfig()
+    spares: SparesConfig = SparesConfig()
     feature_level: int = LEVEL
     """The highest feature level that it reads: that of its build."""
 
@@ -219,6 +222,7 @@ class Replica:
                 + canary_settings.settings_of(self.config.canary)
                 + check_settings.settings_of(self.config.cross_checks)
                 + degradation_settings.settings_of(self.config.degradation)
+                + spare_settings.settings_of(self.config.spares)
                 + decision_versions.settings()
                 + feature_level.settings_of(self.config.feature_level),
             )

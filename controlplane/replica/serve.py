@@ -34,6 +34,7 @@ from relume.policies.liveness.overdue import OverdueConfig
 from relume.policies.liveness.stall import StallConfig
 from relume.policies.migration.migration_settings import MigrationConfig
 from relume.policies.routing.routing_settings import RoutingConfig
+from relume.policies.spares.spare_settings import SparesConfig
 
 GATHER_MS = 50
 """Maximum time arrivals, decisions and ends of requests are batched before they are written to the
@@ -187,6 +188,7 @@ def _replica_config(config: ServeConfig) -> ReplicaConfig:
         canary=CanaryConfig(**config.canary_limits),
         cross_checks=CrossCheckConfig(**config.crosscheck_limits),
         degradation=DegradationConfig(mode=config.degradation, **config.degradation_limits),
+        spares=SparesConfig(**config.spares),
     )
 
 

@@ -31,6 +31,7 @@ from relume.events.vocabulary.enums import (
 )
 from relume.policies.health.health_life import breaker_of
 from relume.policies.health.health_state import WorkerHealth
+from relume.policies.spares import spare_decisions
 from relume.policies.state import coverage
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.view import View
@@ -102,6 +103,7 @@ class ReplicaCollector(Collector):
             yield from history(replica.upkeep)
         yield from workers(replica.view)
         yield from degradation(fleet)
+        yield from spares(fleet)
         yield from self._risen.of([*checkpoints(replica.view), *streams(fleet)])
         yield from queue(replica.scheduler.waiting)
 
@@ -241,6 +243,16 @@ def degradation(fleet: Fleet) -> Iterator[Any]:
             capacity.add_metric([found.model], found.usable_requests_s)
             demand.add_metric([found.model], found.demand_requests_s)
     yield from (level, wanted, capacity, demand)
+
+
+def spares(fleet: Fleet) -> Iterator[Any]:
+    """Spares of each model, and how many it should have."""
+    spare, due = family("spare_workers"), family("spare_workers_due")
+    config = spare_decisions.leader_config(fleet)
+    for model, known in spare_decisions.models_of(fleet).items():
+        spare.add_metric([model], len(known.workers))
+        due.add_metric([model], spare_decisions.figures_of(fleet, model, config).due)
+    yield from (spare, due)
 
 
 def checkpoints(view: View) -> Iterator[Any]:

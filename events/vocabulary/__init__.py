@@ -49,6 +49,7 @@ from relume.events.vocabulary.leader_events import (
     ReplicaLost,
     RolloutDecided,
     SnapshotTaken,
+    SparesDecided,
     StateHashed,
     Tick,
     VerdictsWithheld,
@@ -180,5 +181,6 @@ LEADER_EVENTS = (
     | DegradationDecided
     | RolloutDecided
     | FeatureLevelRaised
+    | SparesDecided
 )
 AnyEvent = WORKER_EVENTS | REPLICA_EVENTS | LEADER_EVENTS

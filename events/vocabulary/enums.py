@@ -335,6 +335,8 @@ class Exclusion(Word):
     QUARANTINED = "quarantined"
     UNREADABLE = "unreadable records"
     """Its agent wrote records that cannot be read, and no operator has acknowledged them."""
+    SPARE = "spare"
+    """By the leader's decision: it waits for another worker of its model to fail."""
     WITHOUT_PLUGIN = "tells no token ids"
     """A server without the plugin cannot continue a request."""
     FAILED_BEFORE = "failed it before"
@@ -461,6 +463,8 @@ class WorkerState(Word):
     """By this replica, or by the leader's decision."""
     DRAINING = "draining"
     DRAINED = "drained"
+    SPARE = "spare"
+    """It waits for another worker of its model to fail."""
     SERVING = "serving"
 
 

@@ -231,6 +231,27 @@ class FeatureLevelRaised(Event, frozen=True, tag="feature_level_raised/1", kw_on
     """The live replicas."""
 
 
+class SparesDecided(Event, frozen=True, tag="spares_decided/1", kw_only=True):
+    """Decision: which workers of a model are spares. A spare gets no requests while another worker of
+    its model is open, except those of tier batch and those that another worker failed."""
+
+    model: str
+    spares: tuple[str, ...]
+    """The spares from here on, the longest-serving first."""
+    was: tuple[str, ...]
+    """The spares before. Of these, an open one that is no spare any longer is promoted."""
+    since: int
+    """Tick from which it holds."""
+    workers: int
+    """Workers of the model that count."""
+    failed: int
+    """Of these, those that are not open to requests."""
+    due: int
+    """Number of spares that the model should have."""
+    short_ticks: int
+    """Ticks for which there had been a spare too few; -1: there was not."""
+
+
 class CheckpointsReleased(Event, frozen=True, tag="checkpoints_released/1"):
     """These requests ended, and some of their blocks are still held: each holder drops them. Sent
     once; what a holder misses expires."""

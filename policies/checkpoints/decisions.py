@@ -320,6 +320,8 @@ def _target(
     trusted: dict[str, tuple[int, int]],
 ) -> Target:
     excluded = excluded_at(view, worker)
+    if excluded is Exclusion.SPARE and why_not is Exclusion.FAILED:
+        excluded = Exclusion.NONE  # what a worker failed is what spares are for
     if not excluded and f"{worker.name}:{worker.incarnation}" == left:
         excluded = why_not
     site = at.site(worker.name)

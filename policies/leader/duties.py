@@ -30,6 +30,7 @@ from relume.policies.health.judgement import LeaderSettings
 from relume.policies.leader import drain_floor, feature_level
 from relume.policies.recorded_settings import CHOICES, INTEGERS
 from relume.policies.rollout import rollout_steps
+from relume.policies.spares import spare_decisions
 from relume.policies.state import coverage, unreadable
 from relume.policies.state.fleet import Fleet, OpenCommand, Request, Unheard, Worker
 from relume.policies.state.lifecycles import departed_workers, stream_resumption, unacknowledged
@@ -66,9 +67,9 @@ def step(fleet: Fleet, event: Any) -> list[Any]:
 def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
     """Declare lost what has been without owner long enough, remove what has been for very long, end
     orphans, release blocks of ended requests, send again the effects that agents have not
-    answered, raise the feature level, decide how short of capacity the fleet is, and take the next step
-    of a rolling restart."""
-    out = _unanswered(fleet, event.number)
+    answered, raise the feature level, decide spares and how short of capacity the fleet is, and take the
+    next step of a rolling restart."""
+    out = [*spare_decisions.owed(fleet), *_unanswered(fleet, event.number)]
     if released := coverage.to_release(fleet, event.number):
         out.append(v.CheckpointsReleased(released))
     out += [_ended(r) for r in stream_resumption.expired(fleet, event.number)]
@@ -241,13 +242,14 @@ def _ended_unheard(request: str, dispatched: Unheard) -> v.RequestEnded:
 
 
 def on_health_decided(fleet: Fleet, event: v.HealthDecided) -> list[Any]:
-    """What a quarantined worker wrote to holders is not used: blocks of live requests are voided,
+    """Spares follow. What a quarantined worker wrote to holders is not used: blocks of live requests are voided,
     those of ended ones, which others may share, released at once. Its engine is restarted, once:
     that loads its weights again. If the next one is as wrong, the worker stays as it is."""
     worker = fleet.workers.get(event.worker)
+    out = spare_decisions.owed(fleet)
     if event.state != HealthState.QUARANTINED or worker is None:
-        return []
-    out = _voided(fleet, worker)
+        return out
+    out += _voided(fleet, worker)
     if released := coverage.to_release(fleet, fleet.tick, at_once=True):
         out.append(v.CheckpointsReleased(released))
     return out + (_restarted(fleet, worker) if worker.incarnation == event.incarnation else [])

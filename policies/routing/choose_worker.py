@@ -29,9 +29,11 @@ from relume.policies.routing.eligibility import (
     FAILED_BEFORE,
     FAILING,
     NONE,
+    SPARE,
     excluded,
     excluded_for,
     is_failing,
+    takes_spares,
 )
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import UNHEARD_US, estimate_of
@@ -74,11 +76,14 @@ def least_load(view: View, query: RouteQuery) -> Choice:
     second: list[tuple[int, int, int]] = []
     count = max(len(view.fleet.workers), 1)
     turn = view.turn % count
+    spares = takes_spares(view, query)
     for index, worker in enumerate(view.fleet.workers.values()):
         name, incarnation = worker.name, worker.incarnation
         prefill, requests = view.load(worker)
         cost = cost_of(worker, (prefill, requests), REQUEST_TOKENS)
         reason = excluded(view, worker, query.model, suspected.get(name, 0) == incarnation)
+        if spares and reason is SPARE:
+            reason = NONE
         reason = reason or excluded_for(worker, query)
         if reason is NONE and is_failing(view, worker):
             reason = FAILING
@@ -150,7 +155,8 @@ def _may_return(view: View, source: Candidate, query: RouteQuery) -> bool:
 def selected(view: View, query: RouteQuery, policy: str) -> Choice:
     """What a policy of `relume.policies.routing.selection` chooses."""
     model = query.model
-    index = selection.index_of(view, model, policy)
+    spares = takes_spares(view, query)
+    index = selection.index_of(view, model, policy, spares)
     config, count = index.config, len(index.workers)
     slo_us = config.slo_us(query.tier)
     query = replace(
@@ -163,7 +169,7 @@ def selected(view: View, query: RouteQuery, policy: str) -> Choice:
     whole = count <= WHOLE
     best, named, late = selection.select(
         view, index, policy, query, WHOLE if whole else NAMED,
-        lambda: estimate_index.of(view, model, estimate_index.by_queue),
+        lambda: estimate_index.of(view, model, estimate_index.by_queue, spares),
     )  # fmt: skip
     others: tuple[tuple[str, int], ...] = ()
     if whole:
@@ -262,7 +268,7 @@ def _least_load(view: View, query: RouteQuery) -> Choice:
     """Of a large fleet. Only what follows from this one request, and a fleet in which all workers
     that are left fail requests, takes a look at all of them."""
     if not query.avoid and not query.delivered:
-        ranking = ranked(view, query.model, REQUEST_TOKENS)
+        ranking = ranked(view, query.model, REQUEST_TOKENS, spares=takes_spares(view, query))
         if ranking.open or FAILING not in ranking.reasons:
             return _ranked(view, ranking)
     return _shortened(view, query, "least_load", RECORDED["least_load"](view, query))

@@ -32,8 +32,8 @@ def cost_of(worker: Worker, load: tuple[int, int], weight: int) -> int:
 class CostIndex(WorkerIndex):
     """Of one model. Costs count `weight` for each request a worker holds."""
 
-    def __init__(self, check: Check, weight: int) -> None:
-        super().__init__(check)
+    def __init__(self, check: Check, model: str, weight: int) -> None:
+        super().__init__(check, model)
         self.weight = weight
         self._loads: list[tuple[int, int]] = []
         self._costs: list[int] = []
@@ -86,15 +86,17 @@ class CostIndex(WorkerIndex):
                 insort(self._at[cost], at)
 
 
-def of(view: View, model: str, weight: int, failing: bool = True) -> CostIndex:
+def of(
+    view: View, model: str, weight: int, failing: bool = True, spares: bool = False
+) -> CostIndex:
     """The view's ranking of workers for `model`, as it is now. `failing`: those that fail requests are
-    left out."""
-    name = model if failing else f"{model}\n"
+    left out; `spares`: for requests that a spare takes."""
+    name = (model if failing else f"{model}\n") + ("\nspares" if spares else "")
     found: CostIndex | None = view.indexes.get(name)
     if found is None or found.weight != weight:
         if len(view.indexes) >= MODELS:
             view.indexes.clear()
-        check = check_with_failing(model) if failing else check_of(model)
-        found = view.indexes[name] = CostIndex(check, weight)
+        check = check_with_failing(model, spares) if failing else check_of(model, spares)
+        found = view.indexes[name] = CostIndex(check, model, weight)
     found.update(view)
     return found

@@ -1,7 +1,8 @@
 """Which workers may get a request: every reason against one, and the only place that asks.
 
 Some reasons exclude a worker whatever the others are like: its engine does not serve the model, it
-drains, it is suspected, or it cannot do what the request needs. WorkerHealth is never traded. The others
+drains, it is suspected, or it cannot do what the request needs. WorkerHealth is never traded. A spare is
+excluded while another worker is open (`held_back`), so no request waits or fails beside it. The others
 are limits: requests that fail there before the leader has decided, no room for the prompt's KV,
 silence while it has work, a first token later than the tier's objective, a failure of this very
 request there, a queue at the limit of the admission queue.
@@ -19,7 +20,7 @@ from collections.abc import Callable
 
 from msgspec import UNSET, Struct
 
-from relume.events.vocabulary.enums import EnginePhase, Exclusion, HealthState
+from relume.events.vocabulary.enums import EnginePhase, Exclusion, HealthState, Tier
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_state import WorkerHealth
@@ -38,7 +39,10 @@ _ENGINE = {
 NONE, WITHOUT_PLUGIN = Exclusion.NONE, Exclusion.WITHOUT_PLUGIN
 FAILED_BEFORE, SUSPECTED = Exclusion.FAILED_BEFORE, Exclusion.SUSPECTED
 FAILING = Exclusion.FAILING
+SPARE = Exclusion.SPARE
 READY = EnginePhase.READY
+BATCH = Tier.BATCH
+NO_NAMES: frozenset[str] = frozenset()
 UNJUDGED = "health.unjudged"
 """Setting: failed requests on a worker after which others are preferred."""
 _BY_HEALTH = {
@@ -66,7 +70,36 @@ def excluded(view: View, worker: Worker, model: str, suspected: bool) -> Exclusi
             return by_health
         if health.state == HealthState.PROBING and not _may_probe(view, worker, health):
             return Exclusion.PROBING
-    return SUSPECTED if suspected else NONE
+    if suspected:
+        return SUSPECTED
+    if view.fleet.spares is not UNSET and _is_held_back(view, worker):
+        return SPARE
+    return NONE
+
+
+def held_back(view: View, model: str) -> frozenset[str]:
+    """The spares of `model` that get no requests of it, because other workers are open."""
+    if view.fleet.spares is UNSET or (known := view.fleet.spares.get(model)) is None:
+        return NO_NAMES
+    workers = (view.fleet.workers.get(name) for name in known.workers)
+    return frozenset(w.name for w in workers if w is not None and _is_held_back(view, w))
+
+
+def _is_held_back(view: View, worker: Worker) -> bool:
+    """Whether it is a spare, and another worker can take what it could."""
+    spares = view.fleet.spares
+    if spares is UNSET or (known := spares.get(worker.model)) is None:
+        return False
+    if worker.name not in known.workers:
+        return False
+    return any(
+        other.model == worker.model
+        and other.name not in known.workers
+        and (worker.plain or not other.plain)
+        and not excluded_at(view, other)
+        and not is_failing(view, other)
+        for other in view.fleet.workers.values()
+    )
 
 
 def _may_probe(view: View, worker: Worker, health: WorkerHealth) -> bool:
@@ -76,9 +109,22 @@ def _may_probe(view: View, worker: Worker, health: WorkerHealth) -> bool:
     return len(health.probes) + view.unfolded(worker) < health.most_probes
 
 
-def check_of(model: str) -> Check:
-    """`excluded` for one model, as indexes of workers use it."""
-    return lambda view, worker, suspected: excluded(view, worker, model, suspected)
+def check_of(model: str, spares: bool = False) -> Check:
+    """`excluded` for one model, as indexes of workers use it. `spares`: for requests that a spare
+    takes."""
+
+    def check(view: View, worker: Worker, suspected: bool) -> Exclusion:
+        reason = excluded(view, worker, model, suspected)
+        return NONE if spares and reason is SPARE else reason
+
+    return check
+
+
+def takes_spares(view: View, query: RouteQuery) -> bool:
+    """Whether the request may go to a spare: it is of tier batch, or a worker failed it."""
+    if view.fleet.spares is UNSET:
+        return False
+    return query.lost > 0 or query.tier == BATCH
 
 
 def excluded_at(view: View, worker: Worker, model: str = "") -> Exclusion:
@@ -128,14 +174,15 @@ def is_failing(view: View, worker: Worker) -> bool:
     )
 
 
-def check_with_failing(model: str) -> Check:
+def check_with_failing(model: str, spares: bool = False) -> Check:
     """As `check_of`, and a worker that fails requests is excluded too: an index in which there is
     another worker needs no more."""
+    sound = check_of(model, spares)
 
     def check(view: View, worker: Worker, suspected: bool) -> Exclusion:
         if worker.health is UNSET and not view.failed:  # as almost always
-            return excluded(view, worker, model, suspected)
-        reason = excluded(view, worker, model, suspected)
+            return sound(view, worker, suspected)
+        reason = sound(view, worker, suspected)
         return FAILING if reason is NONE and is_failing(view, worker) else reason
 
     return check

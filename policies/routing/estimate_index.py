@@ -71,8 +71,8 @@ class EstimateIndex(WorkerIndex):
 
     steps = True
 
-    def __init__(self, check: Check, order: Order) -> None:
-        super().__init__(check)
+    def __init__(self, check: Check, model: str, order: Order) -> None:
+        super().__init__(check, model)
         self.config = RoutingConfig()
         self.limit = QueueLimit()
         """What saturates a worker, where policies go by it."""
@@ -260,14 +260,15 @@ def _turned(
     return here[:begin] + here[first:end] + here[begin:first] + here[end:], end
 
 
-def of(view: View, model: str, order: Order) -> EstimateIndex:
-    """The view's index of workers for `model`, as it is now."""
-    name = f"{model}\n{order.__name__}"
+def of(view: View, model: str, order: Order, spares: bool = False) -> EstimateIndex:
+    """The view's index of workers for `model`, as it is now. `spares`: for requests that a spare
+    takes."""
+    name = f"{model}\n{order.__name__}" + ("\nspares" if spares else "")
     found: EstimateIndex | None = view.indexes.get(name)
     if found is None:
         if len(view.indexes) >= INDEXES:
             view.indexes.clear()
-        found = view.indexes[name] = EstimateIndex(check_of(model), order)
+        found = view.indexes[name] = EstimateIndex(check_of(model, spares), model, order)
     found.update(view)
     found.idle = 0
     return found

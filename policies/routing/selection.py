@@ -132,9 +132,9 @@ _ORDERS: dict[str, tuple[Order, estimate_index.Order, bool]] = {
 POLICIES = tuple(_ORDERS)
 
 
-def index_of(view: View, model: str, policy: str) -> EstimateIndex:
-    """What `policy` reads."""
-    return estimate_index.of(view, model, _ORDERS[policy][1])
+def index_of(view: View, model: str, policy: str, spares: bool = False) -> EstimateIndex:
+    """What `policy` reads. `spares`: for requests that a spare takes."""
+    return estimate_index.of(view, model, _ORDERS[policy][1], spares)
 
 
 def select(

@@ -3,7 +3,8 @@
 Theory of operation. A decision of a large fleet must not look at every worker, so an index of
 workers stays from one decision to the next. A worker may look different after three things: the
 fold changed it (`relume.policies.state.dirty_set` has its name), an event of this replica that the
-fold lacks concerns it (the view's `moved`), or this replica began or ceased to suspect it.
+fold lacks concerns it (the view's `moved`), or this replica began or ceased to suspect it. A spare may
+also look different because of the others (`eligibility.held_back`).
 `update` evaluates these workers again and no others. The result equals an evaluation of all
 workers; property tests compare the two. Where the names of dirty workers are lost, because
 something rare happened, all are evaluated.
@@ -14,7 +15,7 @@ something rare happened, all are evaluated.
 from __future__ import annotations
 
 from relume.events.vocabulary.enums import Exclusion
-from relume.policies.routing.eligibility import Check
+from relume.policies.routing.eligibility import NO_NAMES, Check, held_back
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
@@ -27,7 +28,8 @@ class WorkerIndex:
 
     steps = False
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: Check, model: str) -> None:
+        self.model = model
         self.reasons: dict[Exclusion, int] = {}
         self.workers: list[Worker] = []
         self.number_of: dict[str, int] = {}
@@ -36,6 +38,7 @@ class WorkerIndex:
         self._marks: dirty_set.FleetDirtySet | None = None
         self._stand = (-1, -1, -1, -1)
         self._suspected: dict[str, int] = {}
+        self._held_back = NO_NAMES
 
     @property
     def open(self) -> int:
@@ -55,11 +58,12 @@ class WorkerIndex:
         if marks is self._marks and len(fleet.workers) == len(self.workers):
             names, own = marks.since(self._stand[0]), moved.since(self._stand[1])
             stepped = steps.since(self._stand[2]) if self.steps else ()
+        before, self._held_back = self._held_back, held_back(view, self.model)
         if names is None or own is None or stepped is None:
             self._suspected = suspected
             self._build(view)
         else:
-            changed = {*names, *own, *stepped}
+            changed = {*names, *own, *stepped, *(before ^ self._held_back)}
             if fleet.tick != self._stand[3]:  # early ends may be dropped then
                 changed.update(view.overlaid())
             if suspected != self._suspected:

@@ -22,6 +22,7 @@ from relume.policies.crosscheck.check_state import CheckRecord, Dispute
 from relume.policies.degradation.degradation_state import ModelDemand
 from relume.policies.health.health_state import StepPace, WorkerHealth
 from relume.policies.rollout.rollout_state import Rollout
+from relume.policies.spares.spare_state import ModelSpares
 
 
 class Attempt(Struct, kw_only=True):
@@ -423,8 +424,9 @@ class Fleet(Struct, dict=True, kw_only=True):
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
     `steptimes`: by class of worker. `withheld`: by model, workers against which verdicts are withheld
     (unset before the first); `canaries`: by class, the golden values; `disputes`: by request, those
-    about answers; `demand`: by model, where degradation is decided; `rollout`: the last rolling restart;
-    `feature_level`: unset before the first raise (`relume.policies.leader.feature_level`).
+    about answers; `demand`: by model, where degradation is decided; `spares`: by model, where there are
+    any; `rollout`: the last rolling restart; `feature_level`: unset before the first raise
+    (`relume.policies.leader.feature_level`).
     `unacknowledged` (`unheard` in snapshots): see
     `relume.policies.state.lifecycles.unacknowledged`. What is no field
     (`relume.policies.state.dirty_set`) is no part of the state.
@@ -465,6 +467,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     demand: dict[str, ModelDemand] | UnsetType = UNSET
     rollout: Rollout | UnsetType = UNSET
     feature_level: int | UnsetType = UNSET
+    spares: dict[str, ModelSpares] | UnsetType = UNSET
 
 
 _UNTOLD = Cached()

@@ -20,6 +20,7 @@ from relume.policies.health import evidence
 from relume.policies.leader import feature_level
 from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.rollout import rollout_records
+from relume.policies.spares import spare_decisions
 from relume.policies.state import (
     account,
     coverage,
@@ -388,5 +389,9 @@ def _then(first: evidence.Handler, second: evidence.Handler) -> evidence.Handler
     return both
 
 
-for _kind, _also in (*evidence.HANDLERS.items(), *decisions.HANDLERS.items()):
+for _kind, _also in (
+    *evidence.HANDLERS.items(),
+    *decisions.HANDLERS.items(),
+    *spare_decisions.HANDLERS.items(),
+):
     _HANDLERS[_kind] = _then(_HANDLERS[_kind], _also) if _kind in _HANDLERS else _also
