@@ -91,12 +91,15 @@ def is_at_failpoint(planned: PlannedFault) -> bool:
 def subject(kind: str, seen: Seen, leader: str, worker_of: Callable[[str], str]) -> str:
     """The replica ("control plane") or worker that an event is about; empty: none. For a recovery
     plan, it is the worker that receives the first of the requests. For a holder's coverage, it is
-    the worker of the request with the least coverage. `worker_of` gives a request's worker."""
+    the worker of the request with the least coverage. For spares, it is the one that is promoted.
+    `worker_of` gives a request's worker."""
     event = seen.event
     if kind == "control plane":
         return getattr(event, "replica", "") or _of(seen.stream, "r.") or leader
     if type(event) is v.RecoveryPlanned:
         return next((c.options[c.chosen].worker for c in event.choices if c.chosen >= 0), "")
+    if type(event) is v.SparesDecided:
+        return next((name for name in event.was if name not in event.spares), "")
     if type(event) is v.CheckpointsAcknowledged:
         running = [held for held in event.held if worker_of(held.request)]
         least = min(running, key=lambda held: held.tokens, default=None)

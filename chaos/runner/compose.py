@@ -103,6 +103,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet, traffic, again = _in_recovery(seed, fleet, traffic, without)
     traffic = _clients(seed, traffic)
     fleet, traffic = _short_of_capacity(seed, fleet, traffic)
+    fleet = _with_spares(seed, fleet)
     fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
     fleet, flipped = _flipped(seed, fleet, without)
     fleet, unseen = _checked(seed, fleet, without)
@@ -302,6 +303,16 @@ def _short_of_capacity(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet
         tiers=tiers,
     )
     return replace(fleet, degradation=limits), traffic
+
+
+def _with_spares(seed: int, fleet: Fleet) -> Fleet:
+    """In one of six seeds, fleets of four workers or more have spares, which replace one another soon.
+    Drawn separately, as above."""
+    rng = Random(f"compose-spares:{seed}")
+    spares = {"share_percent": rng.choice((5, 10, 30, 50)), "dwell_ticks": rng.choice((1, 2, 5))}
+    if rng.random() >= 1 / 6 or fleet.workers < 4:
+        return fleet
+    return replace(fleet, spares=spares)
 
 
 def _while_away(

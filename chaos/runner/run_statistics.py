@@ -56,6 +56,7 @@ def figures_of(run: Outcome, log: Log) -> dict[str, float | None]:
         "levels_decided": _count(log, lambda event: type(event) is v.DegradationDecided),
         "highest_level": _highest_level(log),
         "degraded_refusals": _count(log, _is_degraded),
+        **_promotions(log),
         "workers_quarantined": _count(log, _is_quarantine),
         "ttft_ms_mean": mean(ttft),
         "ttft_ms_p99": quantile(ttft, 0.99),
@@ -141,6 +142,28 @@ def _is_opening(event: Any) -> bool:
 def _highest_level(log: Log) -> int:
     events = (at.event for at in events_of(log, "fleet"))
     return max((e.level for e in events if type(e) is v.DegradationDecided), default=0)
+
+
+def _promotions(log: Log) -> dict[str, float | None]:
+    """Spares that were promoted, and the longest time from the death of another worker's engine."""
+    promoted, dead, spares = 0, set[str](), set[str]()
+    died_ms: int | None = None
+    longest: float | None = None
+    for at in events_of(log):
+        event, kind = at.event, type(at.event)
+        if kind is v.EngineDied:
+            dead.add(event.worker)
+            if died_ms is None and spares and event.worker not in spares:
+                died_ms = at.at_ms
+        elif kind is v.EngineReady:
+            dead.discard(at.stream[2:])
+        elif kind is v.SparesDecided:
+            promoted += len({*event.was} - {*event.spares} - dead)
+            spares = {*event.spares}
+            if died_ms is not None:
+                longest = max(longest or 0.0, float(at.at_ms - died_ms))
+                died_ms = None
+    return {"spares_promoted": promoted, "promotion_ms_most": longest}
 
 
 def _is_degraded(event: Any) -> bool:

@@ -236,6 +236,8 @@ FIGURES: Mapping[str, str] = {
     "levels_decided": "changes of the level of degradation",
     "highest_level": "highest level of degradation that was decided",
     "degraded_refusals": "requests refused because of a level of degradation",
+    "spares_promoted": "open workers that ceased to be spares",
+    "promotion_ms_most": "longest time from an engine's death in the log to the promotion of a spare",
     "workers_quarantined": "decisions that a worker gets no requests because its answers are wrong",
     "ttft_ms_mean": "time to first token",
     "ttft_ms_p99": "time to first token",

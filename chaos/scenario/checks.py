@@ -27,6 +27,7 @@ from relume.chaos.scenario.problems import Path_
 from relume.policies.admission import admission_settings
 from relume.policies.crosscheck import check_settings
 from relume.policies.degradation import degradation_settings
+from relume.policies.spares import spare_settings
 
 Found = tuple[Path_, str, str]
 """A place, its error, the remedy."""
@@ -93,6 +94,8 @@ def _fleet(fleet: Fleet) -> Iterator[Found]:
     yield from _limits(fleet.cross_checks, checks, (*at, "cross_checks"), "limit of cross-checks")
     levels = degradation_settings.SETTINGS.limits
     yield from _limits(fleet.degradation, levels, (*at, "degradation"), "limit of degradation")
+    spares = spare_settings.SETTINGS.limits
+    yield from _limits(fleet.spares, spares, (*at, "spares"), "setting of spares")
     yield from _simulated(fleet, at)
     if fleet.etcd % 2 == 0:
         yield (*at, "etcd"), "has an even number of members", f"give {fleet.etcd - 1}"

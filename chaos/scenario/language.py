@@ -74,7 +74,8 @@ class Fleet(_Part, frozen=True, kw_only=True):
     `waiting`: limits of the control planes' admission queues that differ from the defaults.
     `canary_s`: time between two canaries to a worker; 0: none. `cross_checks`: limits of cross-checks
     that differ from the defaults. `degradation`: limits of degradation that differ from the defaults;
-    with any, levels act. `disorder`, `limits`, `operator`: see there."""
+    with any, levels act. `spares`: settings of spares that differ from the defaults. `disorder`, `limits`,
+    `operator`: see there."""
 
     workers: Count
     model: str = "tiny"
@@ -88,6 +89,7 @@ class Fleet(_Part, frozen=True, kw_only=True):
     canary_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     cross_checks: dict[str, int] = {}
     degradation: dict[str, int] = {}
+    spares: dict[str, int] = {}
     disorder: Disorder = Disorder()
     limits: Limits = Limits()
     operator: Commands = Commands()

@@ -43,6 +43,7 @@ from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.crosscheck.check_settings import CrossCheckConfig
 from relume.policies.degradation.degradation_settings import ON, DegradationConfig
+from relume.policies.spares.spare_settings import SparesConfig
 from relume.policies.state.fleet import Fleet
 
 UP_S = 600.0
@@ -98,6 +99,9 @@ class SimFleet:
         if fleet.degradation:
             levels = DegradationConfig(mode=ON, **fleet.degradation)
             replica = msgspec.structs.replace(replica or ReplicaConfig(), degradation=levels)
+        if fleet.spares:
+            spares = SparesConfig(**fleet.spares)
+            replica = msgspec.structs.replace(replica or ReplicaConfig(), spares=spares)
         self.planes = {
             name: Plane(
                 loop, wires, self.etcd, name, replica,

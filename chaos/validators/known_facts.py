@@ -193,7 +193,7 @@ class _OfReplica(Struct):
 
 class KnownFacts:
     """The facts of a whole log, and the decisions in it. `failing`: engines at which requests
-    failed, with the revision of the first."""
+    failed, with the revision of the first. `spares`: by model."""
 
     def __init__(self, groups: Iterable[RevisionGroup]) -> None:
         self.workers: dict[str, KnownWorker] = {}
@@ -202,6 +202,7 @@ class KnownFacts:
         self.placings: list[Placing] = []
         self.plannings: list[Planning] = []
         self.failing: dict[Place, int] = {}
+        self.spares: dict[str, History[tuple[str, ...]]] = {}
         self._replicas: dict[str, _OfReplica] = {}
         self._chosen: dict[str, frozenset[str]] = {}
         self._live: set[str] = set()
@@ -310,6 +311,9 @@ class KnownFacts:
 
     def _health(self, revision: int, stream: str, _: int, event: v.HealthDecided) -> None:
         self._worker(event.worker).health.set(revision, event)
+
+    def _spares(self, revision: int, stream: str, _: int, event: v.SparesDecided) -> None:
+        self.spares.setdefault(event.model, History(())).set(revision, event.spares)
 
     # --- replicas
 
@@ -480,6 +484,7 @@ _HANDLERS: dict[type, Callable[[KnownFacts, int, str, int, Any], None]] = {
     v.EffectsDecided: KnownFacts._effects,
     v.RolloutDecided: KnownFacts._rollout,
     v.HealthDecided: KnownFacts._health,
+    v.SparesDecided: KnownFacts._spares,
     UnreadableRecord: KnownFacts._unreadable,
     v.AdminCommanded: KnownFacts._commanded,
     v.ReplicaStarted: KnownFacts._began,

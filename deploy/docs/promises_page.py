@@ -119,7 +119,8 @@ PROMISES = {
     ),
     "I18": Promise(
         "Nothing is dispatched to a worker that the decision's basis knows as drained, suspected or lost, "
-        "and no request goes back at once to the engine that failed it.",
+        "and no request goes back at once to the engine that failed it; "
+        "spares wait while others serve, and are promoted within a second.",
         (
             "leader-killed-at-effect",
             "engine-stopped",
@@ -127,6 +128,8 @@ PROMISES = {
             "workers-refuse",
             "unreadable-record",
             "agents-terminated-in-turn",
+            "spare-promoted",
+            "spare-dies-while-promoted",
         ),
     ),
     "I19": Promise(

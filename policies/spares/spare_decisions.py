@@ -25,7 +25,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import EnginePhase
+from relume.events.vocabulary.enums import EnginePhase, HealthState
 from relume.policies.degradation import degradation_settings
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.health.open_workers import is_open
@@ -150,12 +150,12 @@ def _may_stay(fleet: Fleet, model: str, name: str) -> bool:
 
 
 def _chosen(fleet: Fleet, model: str, spares: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """The workers that become spares: of a failure domain with the fewest, and of these the least
-    loaded."""
+    """The workers that become spares: healthy ones of a failure domain with the fewest, and of these
+    the least loaded."""
     rest = [
         worker
         for worker in fleet.workers.values()
-        if worker.model == model and worker.name not in spares and is_open(fleet, worker)
+        if worker.model == model and worker.name not in spares and _is_fit(fleet, worker)
     ]
     domains = [fleet.workers[name].domain for name in spares]
     found: list[str] = []
@@ -165,6 +165,14 @@ def _chosen(fleet: Fleet, model: str, spares: tuple[str, ...], count: int) -> tu
         domains.append(best.domain)
         found.append(best.name)
     return tuple(found)
+
+
+def _is_fit(fleet: Fleet, worker: Worker) -> bool:
+    """Whether nothing is known against the worker, so that it will serve when it is needed."""
+    health = worker.health
+    if not isinstance(health, UnsetType) and health.state != HealthState.HEALTHY:
+        return False
+    return is_open(fleet, worker)
 
 
 # --- the fold

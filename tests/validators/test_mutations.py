@@ -314,6 +314,18 @@ def i18_again(run: Outcome) -> Outcome:
     return more(run, "r.r0", arrived, decided, failed, again, replace(ended, attempts=2))
 
 
+def i18_spare(run: Outcome) -> Outcome:
+    """A request goes to a spare, although other workers are open."""
+    arrived, decided, ended = dispatched(run, "late")
+    spares = v.SparesDecided(
+        model=decided.model, spares=(decided.worker,), was=(), since=9, workers=4, failed=0, due=1,
+        short_ticks=5,
+    )  # fmt: skip
+    run = more(run, "fleet", spares)
+    basis = v.Basis(run.groups[-1].revision, decided.basis.position)
+    return more(run, "r.r0", arrived, replace(decided, basis=basis), ended)
+
+
 def i19(run: Outcome) -> Outcome:
     """A client left at the beginning, and its engine never stopped."""
     name = run.histories[5].record.request
@@ -380,7 +392,7 @@ MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
     "I1": (i1,), "I2": (i2, i2_cut), "I3": (i3,), "I4": (i4,), "I5": (i5,), "I6": (i6,),
     "I7": (i7,), "I8": (i8,), "I9": (i9,), "I10": (i10,), "I11": (i11, i11_refused),
     "I12": (i12,), "I13": (i13,), "I14": (i14,),
-    "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again), "I19": (i19,), "I21": (i21,),
+    "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again, i18_spare), "I19": (i19,), "I21": (i21,),
     "I22": (i22, i22_busy), "I23": (i23,), "I24": (i24,), "I25": (i25, i25_error),
     "I26": (i26,), "I27": (i27,),
 }  # fmt: skip

@@ -205,6 +205,8 @@ def options_of(
     checks = ["--crosscheck-limits", ",".join(checks)] if checks else []
     levels = [f"{name}={value}" for name, value in fleet.degradation.items()]
     levels = ["--degradation", "on", "--degradation-limits", ",".join(levels)] if levels else []
+    spares = [f"{name}={value}" for name, value in fleet.spares.items()]
+    spares = ["--spares", ",".join(spares)] if spares else []
     return FleetOptions(
         workers=len(schedule.workers),
         replicas=len(schedule.control_planes),
@@ -218,7 +220,7 @@ def options_of(
         ready_timeout_s=120.0,
         checkpoint_mb=fleet.checkpoint_mb,
         checkpoint_file_mb=fleet.checkpoint_file_mb,
-        replica_args=("--prefix", prefix, *NEVER, *waiting, *checks, *levels),
+        replica_args=("--prefix", prefix, *NEVER, *waiting, *checks, *levels, *spares),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from relume.controlplane.replay.divergence import Divergence
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
@@ -21,7 +23,8 @@ CONFIG = SparesConfig(share_percent=10, dwell_ticks=3)
 
 
 class SparedFleet(Story):
-    """Workers w0, w1 and so on, each in its own domain unless `domains` say otherwise, led by r0."""
+    """Workers w0, w1 and so on, each in its own domain unless `domains` say otherwise, led by r0. The
+    leader's decisions about spares get the fields in `change`; a `silent` leader writes none."""
 
     def __init__(
         self,
@@ -32,6 +35,8 @@ class SparedFleet(Story):
     ) -> None:
         super().__init__()
         self.decisions: list[v.SparesDecided] = []
+        self.change: dict[str, Any] = {}
+        self.silent = False
         recorded = (
             *spare_settings.settings_of(config), *decision_versions.settings(), *settings,
         )  # fmt: skip
@@ -52,8 +57,12 @@ class SparedFleet(Story):
 
     def tell(self, stream: str, *events: Any) -> Any:
         group = super().tell(stream, *events)
-        owed = [found for event in events for found in step(self.fleet, event)]
-        owed = owed if self.fleet.leader else []
+        owed: list[Any] = []
+        for found in (e for event in events for e in step(self.fleet, event) if self.fleet.leader):
+            if type(found) is not v.SparesDecided:
+                owed.append(found)
+            elif not self.silent:
+                owed.append(replace(found, **self.change))
         self.decisions += [e for e in owed if type(e) is v.SparesDecided]
         if owed:
             self.tell("fleet", *owed)

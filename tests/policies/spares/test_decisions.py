@@ -54,6 +54,16 @@ def test_the_least_loaded_worker_becomes_the_spare() -> None:
     assert fleet.spares() == ("w2",)
 
 
+def test_a_suspect_worker_becomes_no_spare() -> None:
+    fleet = SparedFleet()
+    health = v.HealthDecided(
+        worker="w0", incarnation=1, state="suspect", failure="errors", evidence="", since=0,
+    )  # fmt: skip
+    fleet.tell("fleet", health)
+    fleet.healthy_ticks(6)
+    assert fleet.spares() == ("w1",)
+
+
 def test_spares_are_in_different_failure_domains() -> None:
     domains = ["a", "a", "a", "b", "a", "c", "a", "a"]
     fleet = SparedFleet(8, SparesConfig(share_percent=38, dwell_ticks=1), domains)

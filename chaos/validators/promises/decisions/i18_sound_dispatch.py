@@ -6,7 +6,8 @@ position (`chaos.validators.known_facts`). By this knowledge the engine that is 
 worker's present one and serves the model, the host is there and does not drain, its agent wrote
 nothing that cannot be read (or an operator trusts the worker since), and this replica does not suspect
 the engine. It does not matter whether another worker is left: without one, the
-request waits. Open and half-open breakers and quarantines are checked by I9, on the same basis.
+request waits. Open and half-open breakers and quarantines are checked by I9, on the same basis. Decisions
+about spares are checked in `i18_spares`.
 
 Exceptions:
 
@@ -16,6 +17,8 @@ Exceptions:
   after that plan only, and if no other worker could take the request. It does not hold if the
   attempt failed before the handover, or if the client returned to another replica: then the request
   waits.
+- A request that is not of tier batch goes to a spare at its first attempt only if no other worker
+  could take it.
 - A request may go back to an engine that failed it, if no other worker could take the request.
   A handover (`moved`) is no failure. Only failures that this replica recorded count: one to which
   a client returns from another knows none of them.
@@ -36,21 +39,25 @@ from relume.chaos.validators.known_facts import (
     KnownFacts,
     KnownWorker,
 )
+from relume.chaos.validators.promises.decisions import i18_spares
 from relume.chaos.validators.records import ClientRecord, Violation, log_of
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import EnginePhase, HealthState
+from relume.events.vocabulary.enums import EnginePhase, HealthState, Tier
 
 PROMISE = "I18"
 
 
 def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
     """Dispatches that their basis speaks against."""
-    known = log_of(groups).known
-    return [
+    log = log_of(groups)
+    known = log.known
+    found = [
         Violation(PROMISE, f"{at.event.request}/{at.event.attempt}", why, at.revision)
         for at in known.dispatches
         if (why := _why_not(known, at))
     ]
+    spares = i18_spares.unsound(log) if known.spares else ()
+    return [*found, *(Violation(PROMISE, *about) for about in spares)]
 
 
 def _why_not(known: KnownFacts, at: Dispatch) -> str:
@@ -62,7 +69,23 @@ def _why_not(known: KnownFacts, at: Dispatch) -> str:
             return f"sent to {name}:{incarnation} although {why}"
     if (name, incarnation) in at.failed and (other := next(_others(known, at), "")):
         return f"sent back to {name}:{incarnation}, which failed it, and {other} could take it"
+    if event.attempt == 1 and event.tier != Tier.BATCH and name in (spares := _spares(known, at)):
+        instead = (n for n in _others(known, at) if n not in spares and _can_do(known, at, n, name))
+        if other := next(instead, ""):
+            return f"sent to {name}, which is a spare, and {other} could take it"
     return ""
+
+
+def _spares(known: KnownFacts, at: Dispatch) -> tuple[str, ...]:
+    decided = known.spares.get(at.event.model)
+    return decided.at(at.event.basis.revision) if decided is not None else ()
+
+
+def _can_do(known: KnownFacts, at: Dispatch, name: str, spare: str) -> bool:
+    """Whether the worker can do what the spare can: one without the plugin may not."""
+    revision = at.event.basis.revision
+    plain, instead = (known.workers[n].standing.at(revision).plain for n in (spare, name))
+    return plain or not instead
 
 
 def _against(known: KnownFacts, at: Dispatch, name: str, worker: KnownWorker) -> str:

@@ -1,0 +1,48 @@
+"""Simulated fleets with spares: one is promoted when a worker dies, and may die itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from relume.chaos.outcome import Outcome
+from relume.chaos.runner.judge import judge
+from relume.chaos.scenario import scenario_reader
+from relume.chaos.sim.sim_fleet import run
+from relume.chaos.validators.records import events_of
+from relume.controlplane.replay.verify import verify
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import Tier
+
+
+def passed(scenario: str, seed: int = 1) -> Outcome:
+    outcome = run(scenario_reader.load(scenario_reader.find(scenario)), seed)
+    verdict = judge(outcome)
+    assert (verdict.result, verdict.why) == ("passed", ())
+    assert not verify(outcome.groups).divergences
+    return outcome
+
+
+def decided(outcome: Outcome) -> list[v.SparesDecided]:
+    return [at.event for at in events_of(outcome.groups) if type(at.event) is v.SparesDecided]
+
+
+@pytest.mark.full
+def test_a_spare_takes_the_place_of_a_dead_worker_which_is_the_next_spare() -> None:
+    outcome = passed("spare-promoted")
+    first, promoted, last = decided(outcome)
+    assert promoted.was == first.spares and promoted.spares == () and promoted.failed == 1
+    assert len(last.spares) == 1 and last.failed == 0
+    sent = [at.event for at in events_of(outcome.groups) if type(at.event) is v.RouteDecided]
+    (spare,) = first.spares
+    there = [(e.tier, at) for at, e in enumerate(sent) if e.worker == spare]
+    assert {tier for tier, _ in there[:5]} == {Tier.BATCH}, "until it is promoted"
+    assert {tier for tier, _ in there} > {Tier.BATCH}, "and then all tiers"
+
+
+@pytest.mark.full
+def test_a_promoted_spare_that_dies_leaves_no_stream_behind() -> None:
+    outcome = passed("spare-dies-while-promoted")
+    first, *_, last = decided(outcome)
+    died = [at.event.worker for at in events_of(outcome.groups) if type(at.event) is v.EngineDied]
+    assert {*first.spares, "w2"} <= {*died}
+    assert len(last.spares) == 1 and last.failed == 0
