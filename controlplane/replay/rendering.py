@@ -366,11 +366,16 @@ def _commanded(event: v.AdminCommanded) -> list[str]:
     return lines
 
 
+_LEFT_BECAUSE = {
+    MigrationCause.DRAIN: "drains",
+    MigrationCause.IMBALANCE: "has been overloaded for several ticks",
+    MigrationCause.PROMOTION: "was a spare and is promoted",
+}
+
+
 def _migration(event: v.MigrationPlanned) -> list[str]:
     basis = f"basis ({event.basis.revision}, {event.basis.position})"
-    why = (
-        "drains" if event.cause == MigrationCause.DRAIN else "has been overloaded for several ticks"
-    )
+    why = _LEFT_BECAUSE.get(event.cause, event.cause)
     lines = [f"{event.worker}:{event.incarnation} {why}"]
     for choice in event.choices:
         if choice.chosen < 0:

@@ -1,4 +1,4 @@
-"""Running requests leave a worker that drains, or that is overloaded.
+"""Running requests leave a worker that drains, that is overloaded, or that was a spare.
 
 `MigrationWatch` follows the fold. When a drain begins, and at every tick, it asks
 `relume.policies.migration.moves` which of this replica's requests leave, writes the plan with its
@@ -26,7 +26,7 @@ from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import AttemptMode, EffectKind, MigrationCause
+from relume.events.vocabulary.enums import AttemptMode, EffectKind, MigrationCause, Tier
 from relume.events.wire.worker_calls import HANDOVER_PATH, Handover
 from relume.policies.admission.admission_queue import by_tier
 from relume.policies.checkpoints import decisions
@@ -122,9 +122,7 @@ class MigrationWatch:
         choices = moves.plan(view, cause, worker, incarnation, running)
         if all(c.chosen < 0 for c in choices):
             reasons = frozenset((c.request, c.attempt, c.reason) for c in choices)
-            if cause == MigrationCause.IMBALANCE or reasons <= self._reasons.get(
-                worker, frozenset()
-            ):
+            if cause != MigrationCause.DRAIN or reasons <= self._reasons.get(worker, frozenset()):
                 return  # nothing moves, and why is known
             self._reasons[worker] = reasons
         name = self._scheduler.decisions.decision_id()
@@ -168,6 +166,8 @@ class MigrationWatch:
         for request, delivered in movable.items():
             live = self._scheduler.live.get(request)
             if live is None or not live.running or not goes_on(live.arrival, delivered):
+                continue
+            if cause == MigrationCause.PROMOTION and live.arrival.tier != Tier.BATCH:
                 continue
             if request in self._leaving or self._failed.get((request, live.attempt), 0) >= TRIES:
                 continue

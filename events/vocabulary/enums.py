@@ -389,6 +389,8 @@ class MigrationCause(Word):
 
     DRAIN = "drain"
     IMBALANCE = "imbalance"
+    PROMOTION = "promotion"
+    """The worker was a spare; requests of tier batch leave it."""
 
 
 class PlacementCause(Word):

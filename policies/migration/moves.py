@@ -19,6 +19,9 @@ waits, and no pause is too long.
   its decoding steps take counts as it is: a source that seems slow has too many requests anyway,
   a target that seems slow gets none.
 
+- `promotion`: requests of tier batch leave a spare that was promoted, as from a drain, each only to a
+  worker with fewer requests. Those that wait for a holder have a short time to leave.
+
 A request whose engine was never seen to have it stays. Integers: microseconds, tokens, ticks.
 """
 
@@ -36,6 +39,7 @@ from relume.policies.checkpoints.decisions import Lost
 from relume.policies.migration.migration_settings import MigrationConfig, config_of
 from relume.policies.recovery.recovery_options import Estimates, InterruptedRequest
 from relume.policies.routing.eligibility import excluded_at
+from relume.policies.spares import spare_decisions
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
@@ -66,9 +70,20 @@ def sources(view: View) -> list[tuple[str, MigrationCause]]:
         for w in workers
         if w.drains and w.engine == EnginePhase.READY
     ]
+    found += [(w.name, MigrationCause.PROMOTION) for w in workers if _has_batch_to_leave(view, w)]
     if config.moves == "all":
         found += [(name, MigrationCause.IMBALANCE) for name in crowded(view, config)]
     return [(name, cause) for name, cause in found if decisions.takes_part(view, name)]
+
+
+def _has_batch_to_leave(view: View, worker: Worker) -> bool:
+    """Whether the worker was a spare until lately, and is to get all requests now."""
+    return _promoted_tick(view, worker) >= 0 and not excluded_at(view, worker)
+
+
+def _promoted_tick(view: View, worker: Worker) -> int:
+    known = spare_decisions.models_of(view.fleet).get(worker.model)
+    return known.promoted.get(worker.name, -1) if known is not None else -1
 
 
 def crowded(view: View, config: MigrationConfig) -> list[str]:
@@ -115,6 +130,7 @@ def plan(
     ways: dict[MigrationCause, type[_MigrationPlanner]] = {
         MigrationCause.DRAIN: _Drain,
         MigrationCause.IMBALANCE: _Imbalance,
+        MigrationCause.PROMOTION: _Promotion,
     }
     moving = ways[cause](view, worker, estimates)
     chosen = {r.request: moving.choose(r, i) for r, i in moving.order(wanted)}
@@ -183,6 +199,15 @@ class _MigrationPlanner:
     def _token_us(self, worker: Worker, more: int) -> int:
         return token_us(self.view.fleet, worker, self.requests[worker.name] + more)
 
+    def _has_moved_lately(self, request: Running) -> bool:
+        moved = self.view.checkpoints.plan(request.request)
+        if moved is None or moved.tick < 0:
+            return False
+        ticks = self.config.cool_ticks
+        if request.attempt > moved.attempt:  # else it was abandoned
+            ticks = max(self.config.dwell_ticks, ticks)
+        return self.view.fleet.tick - moved.tick < ticks
+
     def _lag(self, request: Running) -> int:
         """Tokens in its cache that no holder has; -1 when its engine does not have it."""
         entry = self.source.attempts.get(key_of(request.request, request.attempt))
@@ -235,6 +260,21 @@ class _Drain(_MigrationPlanner):
         return any(0 <= tick <= self.view.fleet.tick for tick in deadlines)
 
 
+class _Promotion(_Drain):
+    def waits(self, request: Running) -> str:
+        if request.tier != Tier.BATCH:
+            return "not of tier batch"
+        return "moved lately" if self._has_moved_lately(request) else super().waits(request)
+
+    def refuses(self, option: RecoveryOption, stay_us: int, go_us: int) -> str:
+        if self.requests[self.source.name] - self.requests[option.worker] < 2:
+            return "balanced"
+        return super().refuses(option, stay_us, go_us)
+
+    def _since_tick(self) -> int:
+        return _promoted_tick(self.view, self.source)
+
+
 class _Imbalance(_MigrationPlanner):
     def __init__(self, view: View, worker: str, estimates: Estimates) -> None:
         super().__init__(view, worker, estimates)
@@ -249,13 +289,8 @@ class _Imbalance(_MigrationPlanner):
     def waits(self, request: Running) -> str:
         if self.left <= 0:
             return "enough leave"
-        moved = self.view.checkpoints.plan(request.request)
-        if moved is not None and moved.tick >= 0:
-            ticks = self.config.cool_ticks
-            if request.attempt > moved.attempt:  # else it was abandoned
-                ticks = max(self.config.dwell_ticks, ticks)
-            if self.view.fleet.tick - moved.tick < ticks:
-                return "moved lately"
+        if self._has_moved_lately(request):
+            return "moved lately"
         return "not begun" if self._lag(request) < 0 else ""
 
     def refuses(self, option: RecoveryOption, stay_us: int, go_us: int) -> str:

@@ -155,6 +155,13 @@ def test_one_failure_promotes_one_spare_of_two() -> None:
     assert fleet.spares() == ()
 
 
+def test_a_spare_that_dies_does_not_take_the_place_of_the_other() -> None:
+    fleet = SparedFleet(20)
+    fleet.healthy_ticks(6)
+    fleet.dies("w1")
+    assert fleet.spares() == ("w0",)
+
+
 def test_a_lost_host_counts_as_failed_for_a_time_and_one_that_left_does_not() -> None:
     fleet = SparedFleet(6)
     fleet.healthy_ticks(6)
