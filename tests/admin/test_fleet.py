@@ -220,3 +220,23 @@ async def test_degradation_shows_level_and_wanted_workers_of_each_model():
             assert (found["workers"], found["wanted_workers"]) == (1, 1)
             _, other = await scene.call("degradation?model=other")
             assert other["models"] == []
+
+
+async def test_a_spare_says_so_while_it_could_serve():
+    async with Scene(lead=False) as scene:
+        writer = await scene.worker("w0")
+        async with scene.log.writer("fleet") as leader:
+            leader.append(
+                v.LeaderElected("r0", scene.replica.boot),
+                v.SparesDecided(
+                    model="tiny", spares=("w0",), was=(), since=0, workers=4, failed=0, due=1,
+                    short_ticks=5,
+                ),
+            )  # fmt: skip
+            await scene.until(lambda: "tiny" in (scene.replica.fleet.spares or ()))
+            _, worker = await scene.call("workers/w0")
+            assert worker["state"] == "spare"
+            writer.append(v.EngineDied("w0", 1, "killed"))
+            await scene.until(lambda: scene.replica.fleet.workers["w0"].deaths == 1)
+            _, worker = await scene.call("workers/w0")
+            assert worker["state"] == "dead"

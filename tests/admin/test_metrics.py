@@ -335,3 +335,20 @@ async def test_the_page_has_the_metrics_of_the_table_and_no_others():
             if not family.name.endswith("_created")
         }
     assert found == {(metric.name, metric.kind, metric.help) for metric in TABLE.values()}
+
+
+async def test_spares_of_each_model_are_counted():
+    async with Scene(lead=False) as scene:
+        await scene.worker("w0")
+        assert ("relume_spare_workers", ("model", "tiny")) not in await samples(scene)
+        async with scene.log.writer("fleet") as leader:
+            leader.append(
+                v.SparesDecided(
+                    model="tiny", spares=("w0",), was=(), since=0, workers=4, failed=0, due=1,
+                    short_ticks=5,
+                ),
+            )  # fmt: skip
+            await scene.until(lambda: "tiny" in (scene.replica.fleet.spares or ()))
+            found = await samples(scene)
+    assert found["relume_spare_workers", ("model", "tiny")] == 1
+    assert found["relume_spare_workers_due", ("model", "tiny")] == 0

@@ -6,7 +6,6 @@ import pytest
 from msgspec import UnsetType
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import Tier
 from relume.policies.degradation import degradation_settings
 from relume.policies.degradation.degradation_settings import DegradationConfig
 from relume.policies.spares.spare_decisions import LOST_TICKS, PROMOTED_TICKS
@@ -232,55 +231,3 @@ def test_replay_takes_each_decision_again_with_all_its_fields() -> None:
     fleet.healthy_ticks(6)
     assert len(fleet.decisions) == 3
     assert fleet.divergences() == []
-
-
-# --- routing
-
-
-@pytest.mark.parametrize("policy", ["least_load", "round_robin", "predicted_ttft", "jsq"])
-@pytest.mark.parametrize("workers", [4, 20])
-def test_a_spare_gets_no_request_while_another_worker_is_open(policy: str, workers: int) -> None:
-    fleet = SparedFleet(workers)
-    fleet.healthy_ticks(6)
-    spares = fleet.spares()
-    assert spares
-    for _ in range(3 * workers):
-        choice = fleet.choice(policy)
-        assert choice.worker and choice.worker not in spares
-        fleet.tell("r.r0", decided(f"q{fleet.revision}", worker=choice.worker))
-    excluded = {c.worker: str(c.excluded) for c in choice.candidates}
-    others = dict(choice.others)
-    assert [excluded.get(name, "") for name in spares] == ["spare"] * len(spares) or others.get(
-        "spare"
-    ) == len(spares)
-
-
-@pytest.mark.parametrize("policy", ["least_load", "predicted_ttft"])
-@pytest.mark.parametrize("query", [{"tier": Tier.BATCH}, {"lost": 1}])
-@pytest.mark.parametrize("workers", [4, 20])
-def test_batch_requests_and_those_that_a_worker_failed_may_use_a_spare(
-    policy: str, query: dict[str, object], workers: int
-) -> None:
-    fleet = SparedFleet(workers, SparesConfig(share_percent=1, dwell_ticks=3))
-    fleet.healthy_ticks(6)
-    for number in range(1, workers):
-        fleet.tell("r.r0", arrived(f"q{number}"), decided(f"q{number}", worker=f"w{number}"))
-    assert fleet.choice(policy).worker not in fleet.spares()
-    assert fleet.choice(policy, **query).worker == "w0"
-    assert fleet.choice(policy).worker not in fleet.spares()
-
-
-@pytest.mark.parametrize("policy", ["least_load", "predicted_ttft"])
-@pytest.mark.parametrize("workers", [4, 20])
-def test_the_only_open_worker_gets_requests_although_it_is_a_spare(
-    policy: str, workers: int
-) -> None:
-    fleet = SparedFleet(workers, SparesConfig(share_percent=1, dwell_ticks=3))
-    fleet.healthy_ticks(6)
-    assert fleet.choice(policy).worker != "w0"
-    for number in range(1, workers):
-        fleet.tell("r.r0", v.WorkerSuspected(f"w{number}", 1, "reset"))
-    assert fleet.spares() == ("w0",)
-    assert fleet.choice(policy).worker == "w0"
-    fleet.tell("r.r0", v.WorkerCleared("w1", 1, "it serves"))
-    assert fleet.choice(policy).worker == "w1"

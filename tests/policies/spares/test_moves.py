@@ -1,13 +1,16 @@
-"""Requests of tier batch leave a spare that was promoted."""
+"""Requests that leave a spare that was promoted, and those that a failure brings to one."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import MigrationCause, Tier
+from relume.events.vocabulary.enums import Exclusion, MigrationCause, Tier
+from relume.policies.checkpoints import decisions
+from relume.policies.checkpoints.decisions import Lost
 from relume.policies.migration import moves
 from relume.policies.migration.migration_settings import MigrationConfig
+from relume.policies.routing.eligibility import excluded_at
 from relume.policies.spares.spare_decisions import PROMOTED_TICKS
 from tests.policies.story import MODEL, Story
 from tests.policies.test_migration import asked, fleet_of, running, view_of
@@ -69,3 +72,14 @@ def test_a_spare_that_died_is_left_by_recovery_alone() -> None:
     story.tell("w.w0", v.EngineDied("w0", 1, "killed"))
     spares(story, was=("w0",))
     assert moves.sources(view_of(story)) == []
+
+
+def test_a_request_that_a_worker_failed_may_be_restored_on_a_spare() -> None:
+    story = fleet_of("w0", "w1", "w2", "w3")
+    spares(story, "w3")
+    running(story, "q0")
+    story.tell("w.w0", v.EngineDied("w0", 1, "killed"))
+    view = view_of(story)
+    assert excluded_at(view, story.fleet.workers["w3"]) == Exclusion.SPARE
+    (choice,) = decisions.plan(view, "w0", 1, [Lost("q0", 1, 321)])
+    assert {o.worker: o.excluded for o in choice.options}["w3"] == Exclusion.NONE

@@ -1,0 +1,129 @@
+"""Which requests a spare gets, by each way to choose a worker."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import Exclusion, Tier
+from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.routing.choose_worker import decide
+from relume.policies.routing.eligibility import excluded_at
+from relume.policies.routing.route_query import RouteQuery
+from relume.policies.routing.saturation import FREE, NO_WORKER, SATURATED, open_workers, saturation
+from relume.policies.spares.spare_settings import SparesConfig
+from relume.policies.state.overlay.view import View
+from tests.policies.spares.spared_fleet import SparedFleet
+from tests.policies.story import MODEL, arrived, decided
+
+ONE = SparesConfig(share_percent=1, dwell_ticks=3)
+
+
+@pytest.mark.parametrize("policy", ["least_load", "round_robin", "predicted_ttft", "jsq"])
+@pytest.mark.parametrize("workers", [4, 20])
+def test_a_spare_gets_no_request_while_another_worker_is_open(policy: str, workers: int) -> None:
+    fleet = SparedFleet(workers)
+    fleet.healthy_ticks(6)
+    spares = fleet.spares()
+    assert spares
+    for _ in range(3 * workers):
+        choice = fleet.choice(policy)
+        assert choice.worker and choice.worker not in spares
+        fleet.tell("r.r0", decided(f"q{fleet.revision}", worker=choice.worker))
+    excluded = {c.worker: str(c.excluded) for c in choice.candidates}
+    others = dict(choice.others)
+    assert [excluded.get(name, "") for name in spares] == ["spare"] * len(spares) or others.get(
+        "spare"
+    ) == len(spares)
+
+
+@pytest.mark.parametrize("policy", ["least_load", "predicted_ttft"])
+@pytest.mark.parametrize("query", [{"tier": Tier.BATCH}, {"lost": 1}])
+@pytest.mark.parametrize("workers", [4, 20])
+def test_batch_requests_and_those_that_a_worker_failed_may_use_a_spare(
+    policy: str, query: dict[str, object], workers: int
+) -> None:
+    fleet = SparedFleet(workers, ONE)
+    fleet.healthy_ticks(6)
+    for number in range(1, workers):
+        fleet.tell("r.r0", arrived(f"q{number}"), decided(f"q{number}", worker=f"w{number}"))
+    assert fleet.choice(policy).worker not in fleet.spares()
+    assert fleet.choice(policy, **query).worker == "w0"
+    assert fleet.choice(policy).worker not in fleet.spares()
+
+
+@pytest.mark.parametrize("policy", ["least_load", "predicted_ttft"])
+@pytest.mark.parametrize("workers", [4, 20])
+def test_the_only_open_worker_gets_requests_although_it_is_a_spare(
+    policy: str, workers: int
+) -> None:
+    fleet = SparedFleet(workers, ONE)
+    fleet.healthy_ticks(6)
+    assert fleet.choice(policy).worker != "w0"
+    for number in range(1, workers):
+        fleet.tell("r.r0", v.WorkerSuspected(f"w{number}", 1, "reset"))
+    assert fleet.spares() == ("w0",)
+    assert fleet.choice(policy).worker == "w0"
+    fleet.tell("r.r0", v.WorkerCleared("w1", 1, "it serves"))
+    assert fleet.choice(policy).worker == "w1"
+
+
+def test_the_admission_queue_uses_a_spare_only_if_no_other_worker_is_open() -> None:
+    fleet, config = SparedFleet(config=ONE), WaitingConfig(queued=1)
+    fleet.healthy_ticks(6)
+    for number in range(1, 4):
+        fleet.tell("r.r0", arrived(f"q{number}"), decided(f"q{number}", worker=f"w{number}"))
+    fleet.view.landed()
+    assert saturation(fleet.view, MODEL, config, 0)[0] == SATURATED
+    for number in range(1, 4):
+        fleet.tell("r.r0", v.WorkerSuspected(f"w{number}", 1, "reset"))
+    fleet.view.landed()
+    assert open_workers(fleet.view, MODEL) == 1
+    assert saturation(fleet.view, MODEL, config, 0)[0] == FREE
+    fleet.tell("r.r0", v.WorkerSuspected("w0", 1, "reset"))
+    fleet.view.landed()
+    assert saturation(fleet.view, MODEL, config, 0)[0] == NO_WORKER
+
+
+@pytest.mark.parametrize("policy", ["least_load", "predicted_ttft", "jsq", "session_affinity"])
+@pytest.mark.parametrize("workers", [6, 20])
+def test_indexes_stay_what_a_look_at_all_workers_gives(policy: str, workers: int) -> None:
+    """A long view's decisions equal those of a new one, whatever happens to spares and others."""
+    rng = random.Random(f"{policy} {workers}")
+    fleet = SparedFleet(workers, SparesConfig(share_percent=30, dwell_ticks=1))
+    incarnations = dict.fromkeys(fleet.fleet.workers, 1)
+    excluded = 0
+    for turn in range(300):
+        name = rng.choice(sorted(incarnations))
+        engine, suspects = incarnations[name], fleet.fleet.replicas["r0"].suspects
+        match rng.randrange(6):
+            case 0 if dead := [w.name for w in fleet.fleet.workers.values() if not w.engine_pid]:
+                for other in dead:
+                    incarnations[other] += 1
+                    fleet.returns(other, incarnations[other])
+            case 0:
+                fleet.dies(name, engine)
+            case 1 if suspects:
+                for suspect, incarnation in list(suspects.items()):
+                    fleet.tell("r.r0", v.WorkerCleared(suspect, incarnation, "it serves"))
+            case 1:
+                for other in rng.sample(sorted(incarnations), rng.randrange(workers)):
+                    fleet.tell("r.r0", v.WorkerSuspected(other, incarnations[other], "reset"))
+            case 2:
+                request = f"q{turn}"
+                there = decided(request, worker=name, incarnation=engine)
+                fleet.tell("r.r0", arrived(request), there)
+            case _:
+                fleet.healthy_ticks(1)
+        new = View("r.r0", fleet.fleet)
+        for landed in (new, fleet.view):
+            landed.landed()
+        for tier in (Tier.BATCH, Tier.INTERACTIVE):
+            query = RouteQuery(model=MODEL, prompt_tokens=100, tier=tier, session="s")
+            assert decide(fleet.view, query, policy) == decide(new, query, policy)
+        reasons = [excluded_at(new, worker) for worker in fleet.fleet.workers.values()]
+        excluded += Exclusion.SPARE in reasons
+        assert Exclusion.SPARE not in reasons or Exclusion.NONE in reasons
+    assert 20 < excluded < 300, "spares were held back at times"
