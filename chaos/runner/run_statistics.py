@@ -152,9 +152,9 @@ def _promotions(log: Log) -> dict[str, float | None]:
     for at in events_of(log):
         event, kind = at.event, type(at.event)
         if kind is v.EngineDied:
-            dead.add(event.worker)
-            if died_ms is None and spares and event.worker not in spares:
+            if died_ms is None and spares and event.worker not in {*spares, *dead}:
                 died_ms = at.at_ms
+            dead.add(event.worker)
         elif kind is v.EngineReady:
             dead.discard(at.stream[2:])
         elif kind is v.SparesDecided:
