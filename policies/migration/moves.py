@@ -250,7 +250,8 @@ class _Drain(_MigrationPlanner):
         """When it began to drain."""
         leaves = (self.source.leaving, self.source.rolling)
         ticks = [one.since_tick for one in leaves if not isinstance(one, UnsetType)]
-        return min([*ticks, self.source.drained_tick] if self.source.drained_tick >= 0 else ticks)
+        since = [*ticks, self.source.drained_tick] if self.source.draining else ticks
+        return min(since, default=-1)
 
     def _is_overdue(self) -> bool:
         """Whether a deadline is over, the operator's, the agent's that stops, or the rolling

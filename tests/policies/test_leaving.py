@@ -86,3 +86,12 @@ def test_requests_leave_at_any_pause_in_the_second_half_of_the_time() -> None:
         choices = moves.plan(view_of(story), "drain", "w0", 1, asked("lags", "unheld"))
         assert [c.reason for c in choices] == reasons
     assert all(c.chosen >= 0 for c in choices)
+
+
+def test_a_drain_before_the_first_tick_has_a_beginning() -> None:
+    story = fleet_of()
+    running(story, "q1")
+    story.fleet.tick = -1
+    drain(story)
+    (choice,) = moves.plan(view_of(story), "drain", "w0", 1, asked("q1"))
+    assert choice.chosen >= 0

@@ -108,7 +108,8 @@ async def test_readiness_fails_before_new_connections_are_refused(rig):
         answer = await r.ask(TEXT, stream_body())
         assert answer.complete and answer.body.endswith(b"[DONE]\n\n")
         assert answer.headers["connection"] == "close", "its next request goes elsewhere"
-        assert await draining and r.gateway.clock() - began >= 1.0
+        # a timer may end a moment before its time by another clock
+        assert await draining and r.gateway.clock() - began >= 0.99
         with pytest.raises(OSError):
             async with r.client():
                 pass
