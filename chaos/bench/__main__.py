@@ -23,6 +23,7 @@ BENCHES = {
     "startup": "failover.startup",
     "failover-gap": "failover.failover_gap",
     "detection": "failover.detection",
+    "rollout": "failover.rolling_restart",
     "false-verdicts": "failover.false_verdicts",
     "canaries": "failover.canaries",
     "cross-checks": "failover.cross_checks",
