@@ -153,3 +153,19 @@ def test_the_last_of_a_burst_gets_its_turn() -> None:
     """Composed 6025: twelve bursts of four began with the same worker."""
     assert turns(12, 4) == ""
     assert "I24 w0: was in 36 ties, and got 0" in turns(12, 3)
+
+
+def test_so_does_the_last_of_three_equal_ones_in_bursts_of_four() -> None:
+    """Composed 70130: one of four is slower, so each burst begins with a tie of the other three."""
+    story = Story()
+    story.replica()
+    idle = v.Candidate(worker="w0", incarnation=1, cost=5, prefill_tokens=0, requests=0)
+    for number in range(60 * 4):
+        taken = number % 4
+        four = [
+            replace(idle, worker=f"w{n}", cost=9 if n == 3 else 20 if n > 2 - taken else 5)
+            for n in range(4)
+        ]
+        route = decided(f"q{number}", worker=f"w{2 - taken}" if taken < 3 else "w3")
+        story.tell("r.r0", replace(route, candidates=tuple(four)))
+    assert i24_fair_ties.check(story.groups, []) == []

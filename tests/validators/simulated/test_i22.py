@@ -164,6 +164,19 @@ def test_one_failure_is_enough_for_a_request_that_cannot_continue() -> None:
     assert found(story(0.1, 502, failures=1), known) != ""
 
 
+@pytest.mark.parametrize(("incarnation", "fine"), [(1, True), (2, False)])
+def test_an_operators_restart_ends_what_cannot_continue(incarnation: int, fine: bool) -> None:
+    """Composed 61041: a sampled stream whose gateway was killed ran on an engine that was restarted."""
+    told = story(4, 502, failures=1)
+    effect = v.Effect("restart", "w0", incarnation)
+    decision = v.EffectsDecided(decision="c", basis=v.Basis(1, 0), cause="ann", effects=(effect,))
+    told.tell("fleet", decision)
+    known = truth(502, 4)
+    assert "502" in found(told, known), "another request continues elsewhere"
+    known.calls["q1"] = ClientCall(status=502, ended_ns=4 * NS, gateway="r.r0", kind="resumable")
+    assert (found(told, known) == "") is fine
+
+
 def test_an_old_fault_counts_if_it_struck_while_the_attempt_ran() -> None:
     told = Story()
     told.worker()

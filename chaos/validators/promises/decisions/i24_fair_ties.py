@@ -9,7 +9,8 @@ than one in `PART` of its due, and at least `LEAST_DUE` were due to it. Ties rot
 replica's dispatches. So if four requests come at once, again and again, four equal workers take them in
 the same order each time: the last one is in each tie, gets none, and gets the fourth request, which is
 no tie. Such ties do not count: those that begin a round whose distance from the last such tie, in
-dispatches, is a multiple of the number of workers, and those that follow within the round.
+dispatches, is a multiple of the number of workers, of all or of those that are equal, and those that
+follow within the round.
 
 Exceptions: policies that go by something else than a number (a session, a draw of two workers, a
 plan), and fleets so large that a decision does not list all workers. There the log does not show
@@ -40,7 +41,8 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     rounds: dict[str, Round] = {}
     for at in log_of(groups).known.dispatches:
         equal = _equal(at.event)
-        if not rounds.setdefault(at.stream, Round()).counts(at.event.worker, equal):
+        listed = len(at.event.candidates)
+        if not rounds.setdefault(at.stream, Round()).counts(at.event.worker, equal, listed):
             continue
         got[at.event.worker] += 1
         for name in equal:
@@ -62,11 +64,11 @@ class Round:
         """Dispatches since the first tie of the round."""
         self._counts = True
 
-    def counts(self, chosen: str, equal: list[str]) -> bool:
-        """Whether the next dispatch, to one of `equal`, is a tie that counts."""
+    def counts(self, chosen: str, equal: list[str], listed: int) -> bool:
+        """Whether the next dispatch, to one of `equal` of so many workers, is a tie that counts."""
         self._since += 1
         if len(equal) > 1 and not self._left.issuperset(equal):
-            self._counts = self._since % len(equal) != 0
+            self._counts = bool(self._since % len(equal) and self._since % listed)
             self._since = 0
         self._left = set(equal) - {chosen}
         return self._counts and len(equal) > 1

@@ -15,9 +15,10 @@ failure without an explanation breaks the promise.
   At most so many wait as were sent to its replica, had no answer, and were taken by no engine. It is
   needless if an engine that no fault had struck had no request for `IDLE_MS` before and after.
 - 503 to a client that returned: its gateway was killed, and its worker struck.
-- Any error: faults ended its attempts. If it could continue elsewhere, they ended as many as the
-  settings permit. One is enough for a request that cannot be continued, for an engine's own refusal,
-  for an answer that its engine broke off, and for tokens of a worker that computes wrong results.
+- Any error: faults ended its attempts, or effects restarted their engines. If it could continue
+  elsewhere, they ended as many as the settings permit. One is enough for a request that cannot be
+  continued, for an engine's own refusal, for an answer that its engine broke off, and for tokens of a
+  worker that computes wrong results.
 - Another error: its client returned to the stream when its grace was over. Nobody need keep then what
   was sampled without a seed, or what its engine had finished.
 
@@ -48,7 +49,7 @@ from relume.chaos.validators.service_limits import ServiceLimits, limits_of
 from relume.chaos.validators.strikes import FELT_MS, WRONG_WEIGHTS, Strike, is_struck
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import Guarantee, ShedReason, TransportKind
+from relume.events.vocabulary.enums import EffectKind, Guarantee, ShedReason, TransportKind
 
 PROMISE = "I22"
 GONE, BUSY, NO_WORKER = 410, 429, 503
@@ -86,7 +87,9 @@ def check(
     if truth is None:
         return []
     log = log_of(groups)
-    rules = _Rules(truth, began_ms, away, strikes, limits or limits_of({}), _degraded(log))
+    rules = _Rules(
+        truth, began_ms, away, strikes, limits or limits_of({}), _degraded(log), _restarted(log)
+    )
     return [
         Violation(PROMISE, client.request, text)
         for client, course in of_clients(courses(log), clients)
@@ -106,8 +109,10 @@ class _Rules:
         strikes: Sequence[Strike],
         limits: ServiceLimits,
         degraded: Collection[str],
+        restarted: Collection[tuple[str, int]],
     ) -> None:
         self._degraded = degraded
+        self._restarted = restarted
         self._truth = truth
         self._began_ms = began_ms
         self._reachable = [worker for worker in truth.serving if worker not in away]
@@ -180,7 +185,7 @@ class _Rules:
     # --- faults
 
     def _blows(self, call: ClientCall, course: Course | None) -> list[Entry]:
-        """Its attempts that a fault ended."""
+        """Its attempts that a fault ended, or the restart of their engine."""
         if course is None:
             return []
         return [
@@ -188,7 +193,10 @@ class _Rules:
             for at in course.events
             if type(at.event) is v.TransportObserved
             and at.event.kind != TransportKind.MOVED
-            and self._is_felt(at.event.worker, *self._ran_in(call, course, at))
+            and (
+                (at.event.worker, at.event.incarnation) in self._restarted
+                or self._is_felt(at.event.worker, *self._ran_in(call, course, at))
+            )
         ]
 
     def _ran_in(self, call: ClientCall, course: Course, failed: Entry) -> tuple[int, int]:
@@ -352,6 +360,17 @@ def _degraded(log: Log) -> frozenset[str]:
         at.event.request
         for at in events_of(log, "r.")
         if type(at.event) is v.RequestShed and at.event.reason == ShedReason.DEGRADED
+    )
+
+
+def _restarted(log: Log) -> frozenset[tuple[str, int]]:
+    """Engines, by worker and incarnation, that effects restarted. I16 asks who decided that."""
+    return frozenset(
+        (effect.worker, effect.incarnation)
+        for at in events_of(log, "fleet")
+        if type(at.event) is v.EffectsDecided
+        for effect in at.event.effects
+        if effect.kind == EffectKind.RESTART
     )
 
 
