@@ -37,7 +37,7 @@ async def eventful_log(
         scheduler = scene.replicas["r0"].scheduler
         scheduler.emit(v.WorkerSuspected("w2", scene.workers["w2"].incarnation, "played"))
         scene.workers["w2"].start_daemon()
-        await asyncio.sleep(0.01)
+        await scene.traffic(10, "suspected")
         scheduler.emit(v.WorkerCleared("w2", scene.workers["w2"].incarnation, "played"))
         await traffic
         scene.workers["w2"].vanish()
