@@ -28,9 +28,10 @@ _AHEAD = 2
 _PR_SET_PDEATHSIG = 1
 
 
-class TooLong(BaseException):
-    """A case exceeded its limit of real time. A BaseException, so that no handler on the way
-    catches it."""
+class TooLong(KeyboardInterrupt):
+    """A case exceeded its limit of real time. A KeyboardInterrupt, so that it ends the case wherever
+    it is raised: asyncio keeps any other exception for the task that runs at that moment, and the
+    case would go on without that task."""
 
 
 class Crashed(RuntimeError):

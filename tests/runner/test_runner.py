@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -32,6 +33,7 @@ from relume.chaos.runner.report.timeline import timeline
 from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.catalogue import FAULTS, PHASES, applicable
 from relume.chaos.scenario.problems import ScenarioError
+from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from tests.runner.recorded import outcome
 
 GOOD = outcome()
@@ -491,3 +493,24 @@ def test_times_on_the_command_line(given: str, seconds: float) -> None:
     for wrong in ("0", "-3", "x", "3d"):
         with pytest.raises(Exception, match="is no time"):
             command.duration(wrong)
+
+
+def test_a_limit_ends_a_case_whatever_task_runs_at_that_moment() -> None:
+    """Runs on a busy machine went on without the replica that the limit had met (I17 and I22 broken)."""
+
+    async def spins() -> None:
+        while True:
+            sum(range(100_000))  # the limit comes here
+            await asyncio.sleep(0)
+
+    async def case() -> None:
+        spinning = asyncio.create_task(spins())
+        await asyncio.sleep(1e6)
+        spinning.cancel()
+
+    loop = VirtualLoop(1)
+    try:
+        with pytest.raises(pool.TooLong, match="took more than"), pool.limited(0.2):
+            loop.run(case())
+    finally:
+        loop.close()
