@@ -48,6 +48,8 @@ TRIES = 3
 LEAVING_S = 15.0
 """Maximum time for a handed-over attempt to end its stream before it is planned again: its client
 may read slowly."""
+_MAY_BEGIN = frozenset({v.Tick, v.WorkerLeaving, v.RolloutDecided})
+"""Events at which requests may have to leave."""
 
 log = structlog.get_logger("relume.migration")
 
@@ -78,7 +80,7 @@ class MigrationWatch:
     def seen(self, stream: str, position: int, event: Any) -> None:
         """Called with each event folded."""
         kind = type(event)
-        if kind in (v.Tick, v.WorkerLeaving, v.RolloutDecided):
+        if kind in _MAY_BEGIN:
             self._due = True
         elif kind is v.EffectsDecided:
             self._due = self._due or any(e.kind == EffectKind.DRAIN for e in event.effects)

@@ -24,6 +24,7 @@ from relume.policies.degradation.capacity import Workload
 from relume.policies.degradation.degradation_settings import OFF, DegradationConfig, config_of
 from relume.policies.degradation.degradation_state import ModelDemand
 from relume.policies.health.judgement import LeaderSettings
+from relume.policies.state.agreement import decided_for_all, known_to_all
 from relume.policies.state.fleet import Fleet
 
 VERSION = "version.degradation"
@@ -39,13 +40,12 @@ KS_MS = 1_000_000
 
 def all_follow(fleet: Fleet) -> bool:
     """Whether every living replica knows levels, and follows them."""
-    return all(VERSION in r.settings for r in fleet.replicas.values() if r.alive)
+    return known_to_all(fleet, VERSION)
 
 
 def decides(fleet: Fleet) -> bool:
     """The same, and there is a leader that decides them."""
-    leader = fleet.replicas.get(fleet.leader)
-    return leader is not None and VERSION in leader.settings and all_follow(fleet)
+    return decided_for_all(fleet, VERSION)
 
 
 def leader_config(fleet: Fleet) -> DegradationConfig:

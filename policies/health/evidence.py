@@ -217,21 +217,21 @@ def _on_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) -> None
 
 
 def _on_effects(fleet: Fleet, stream: str, epoch: int, event: v.EffectsDecided) -> None:
-    for effect in event.effects:
-        worker = fleet.workers.get(effect.worker)
-        if worker is not None and effect.kind in (EffectKind.DRAIN, EffectKind.UNDRAIN):
-            health_of(fleet, worker)
-            review_worker(fleet, worker)
+    drains = (EffectKind.DRAIN, EffectKind.UNDRAIN)
+    _review(fleet, *(effect.worker for effect in event.effects if effect.kind in drains))
 
 
 def _on_leaving(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLeaving) -> None:
-    if (worker := fleet.workers.get(stream[2:])) is not None:
-        health_of(fleet, worker)
-        review_worker(fleet, worker)
+    _review(fleet, stream[2:])
 
 
 def _on_rollout(fleet: Fleet, stream: str, epoch: int, event: v.RolloutDecided) -> None:
-    for name in event.workers if event.stage != RolloutStage.BEGUN else ():
+    if event.stage != RolloutStage.BEGUN:
+        _review(fleet, *event.workers)
+
+
+def _review(fleet: Fleet, *names: str) -> None:
+    for name in names:
         if (worker := fleet.workers.get(name)) is not None:
             health_of(fleet, worker)
             review_worker(fleet, worker)

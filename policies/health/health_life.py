@@ -29,7 +29,7 @@ class Finding(Enum):
 
     UNTRUSTED = "what it computes is wrong"
     GONE = "no engine serves there"
-    LEAVING = "an operator drains it"
+    LEAVING = "requests are to leave it"
     FAILING = "it fails"
     HELD = "its breaker was opened, and holds"
     RESTED = "its breaker was opened, and has held for its time"

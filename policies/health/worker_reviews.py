@@ -10,18 +10,13 @@ from msgspec import UnsetType
 
 from relume.policies.health.health_state import WorkerHealth
 from relume.policies.health.judgement import VERSION, Review
+from relume.policies.state.agreement import decided_for_all
 from relume.policies.state.fleet import Fleet, Worker
 
 
 def decides(fleet: Fleet) -> bool:
     """Whether every living replica decides health and follows it."""
-    alive = [replica for replica in fleet.replicas.values() if replica.alive]
-    leader = fleet.replicas.get(fleet.leader)
-    return (
-        leader is not None
-        and VERSION in leader.settings
-        and all(VERSION in replica.settings for replica in alive)
-    )
+    return decided_for_all(fleet, VERSION)
 
 
 def all_know(fleet: Fleet, version: int) -> bool:

@@ -31,6 +31,7 @@ from relume.events.settings.declared import option
 from relume.events.settings.recorded import RecordedSettings
 from relume.events.vocabulary.enums import EnginePhase, ProbeResult
 from relume.policies.state.account import key_of
+from relume.policies.state.agreement import known_to_all
 from relume.policies.state.fleet import Fleet, Worker
 
 VERSION = "version.overdue"
@@ -193,5 +194,4 @@ def judge(
 
 def is_known(fleet: Fleet) -> bool:
     """Whether every living replica can read the decision."""
-    alive = [replica for replica in fleet.replicas.values() if replica.alive]
-    return bool(alive) and all(VERSION in replica.settings for replica in alive)
+    return any(r.alive for r in fleet.replicas.values()) and known_to_all(fleet, VERSION)

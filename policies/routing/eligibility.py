@@ -26,6 +26,7 @@ from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_state import WorkerHealth
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import LATE, WorkerEstimate
+from relume.policies.state.agreement import known_to_all
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 from relume.policies.state.unreadable import has_unacknowledged
@@ -169,9 +170,7 @@ def is_failing(view: View, worker: Worker) -> bool:
         return False
     if not 0 < most <= len(failed):
         return False
-    return all(
-        UNJUDGED in replica.settings for replica in view.fleet.replicas.values() if replica.alive
-    )
+    return known_to_all(view.fleet, UNJUDGED)
 
 
 def check_with_failing(model: str, spares: bool = False) -> Check:

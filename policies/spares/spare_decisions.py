@@ -31,6 +31,7 @@ from relume.policies.health.judgement import LeaderSettings
 from relume.policies.health.open_workers import is_open
 from relume.policies.spares.spare_settings import SparesConfig, config_of
 from relume.policies.spares.spare_state import ModelSpares
+from relume.policies.state.agreement import decided_for_all
 from relume.policies.state.fleet import Fleet, Worker
 
 VERSION = "version.spares"
@@ -71,12 +72,7 @@ def leader_config(fleet: Fleet) -> SparesConfig:
 
 def decides(fleet: Fleet) -> bool:
     """Whether there is a leader that decides spares, and every living replica follows."""
-    leader = fleet.replicas.get(fleet.leader)
-    return (
-        leader is not None
-        and VERSION in leader.settings
-        and all(VERSION in r.settings for r in fleet.replicas.values() if r.alive)
-    )
+    return decided_for_all(fleet, VERSION)
 
 
 def figures_of(fleet: Fleet, model: str, config: SparesConfig) -> Figures:

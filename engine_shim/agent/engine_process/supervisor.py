@@ -27,6 +27,7 @@ from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.canaries.canary_watch import CanaryWatch
 from relume.engine_shim.agent.engine_process import ipc_directory, stack_dump
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
+from relume.engine_shim.agent.engine_process.drain import UNKNOWN
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineHost, EngineOrder, make_order
 from relume.engine_shim.agent.engine_process.hang_watch import HangWatch
 from relume.engine_shim.agent.engine_process.process_identity import stat_of
@@ -87,6 +88,8 @@ class Supervisor:
         self._starting: asyncio.Task[EngineProcesses] | None = None
         self._order: EngineOrder | None = None
         self._canaries: CanaryWatch | None = None
+        self._leaving: WatchedServer | None = None
+        """The engine, once its requests are counted."""
         self._death_noted = True
         self._watched = True
         self._ready_at = 0.0
@@ -125,7 +128,12 @@ class Supervisor:
         engine, order = self._engine, self._order
         if engine is None or order is None or not engine.ready or engine.dead.is_set():
             return None
-        return await self._watched_engine(engine, order).unfinished()
+        if self._leaving is None:
+            try:
+                self._leaving = self._watched_engine(engine, order)
+            except OSError:  # its page cannot be mapped
+                return UNKNOWN
+        return await self._leaving.unfinished()
 
     # --- lives -----------------------------------------------------------------------
 
@@ -248,7 +256,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         config = self._config
         self._starting = None
-        self._engine = engine
+        self._engine, self._leaving = engine, None
         self._death_noted = False
         engine.on_dying = partial(self._board.tell, order.incarnation)
         self._directory.remember_engine(EngineRecord(order.incarnation, engine.leader))
