@@ -51,17 +51,20 @@ class ChangesApi:
         except msgspec.DecodeError as error:
             form = "{reason, deadline_s, force}, each optional"
             raise BadRequest(f"the body must be {form}, in JSON: {error}") from None
-        ticks = -int(-wanted.deadline_s // self._replica.config.tick_s)
+        ticks = self._ticks(wanted.deadline_s)
         return DrainOrder(reason=wanted.reason, deadline_ticks=ticks, force=wanted.force)
+
+    def _ticks(self, seconds: float) -> int:
+        """Ticks that take no less time."""
+        return -int(-seconds // self._replica.config.tick_s)
 
     async def begin_rollout(self, request: web.Request, principal: Principal) -> CommandInfo:
         """POST rollout."""
         try:
             wanted = msgspec.json.decode(await request.read(), type=RolloutRequest)
         except msgspec.DecodeError as error:
-            raise BadRequest(f"the body must be {{model, drain_s}} in JSON: {error}") from None
-        ticks = -int(-wanted.drain_s // self._replica.config.tick_s)
-        order = DrainOrder(reason="", deadline_ticks=ticks, force=False)
+            raise BadRequest(f"the body must be {{model, deadline_s}} in JSON: {error}") from None
+        order = DrainOrder(reason="", deadline_ticks=self._ticks(wanted.deadline_s), force=False)
         command = AdminCommand.ROLLOUT
         return await self._submit(request, principal, command, wanted.model, order=order)
 

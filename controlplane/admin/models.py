@@ -39,9 +39,9 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     `suspected` by this replica; `health` as the leader decided it for all, with its circuit
     `breaker`, the class of the failure, the evidence, and since when (0: from the beginning).
     `unreadable`: why a record of its agent cannot be read, until an operator trusts the worker.
-    `draining` by an operator's command, `leaving` since its agent stops.
-    `drain_reason` and `drained_by` as the drain's command says; `drain_ticks_left` until its
-    deadline (-1: it has none)."""
+    Requests are to leave it: `draining` by an operator's command, `leaving` since its agent stops,
+    `rolling` for a rolling restart; within `drain_ticks_left` (-1: there is no deadline).
+    `drain_reason` and `drained_by` as the drain's command says."""
 
     name: str
     state: WorkerState
@@ -49,6 +49,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     present: bool
     draining: bool
     leaving: bool
+    rolling: bool
     held: bool
     suspected: bool
     health: HealthState
@@ -350,11 +351,11 @@ class DrainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of a rolling restart. `drain_s`: time in which requests may leave each worker (0: the
+    """Body of a rolling restart. `deadline_s`: time in which requests may leave each worker (0: the
     default)."""
 
     model: str
-    drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    deadline_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
 
 
 class RolloutInfo(Struct, frozen=True, kw_only=True):
@@ -463,6 +464,7 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         present=worker.present,
         draining=worker.draining,
         leaving=worker.leaving is not UNSET,
+        rolling=worker.rolling is not UNSET,
         held=worker.held,
         suspected=suspected,
         health=health.state,
@@ -497,10 +499,16 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         unreadable=unreadable.why(view.fleet, worker.name),
         drain_reason=drain.reason,
         drained_by=drain.principal,
-        drain_ticks_left=max(drain.deadline_tick - view.fleet.tick, 0)
-        if drain.deadline_tick >= 0
-        else -1,
+        drain_ticks_left=_ticks_left(worker, view.fleet.tick),
     )
+
+
+def _ticks_left(worker: Worker, tick: int) -> int:
+    """Until the first deadline by which its requests are to leave it; -1: there is none."""
+    causes = (worker.drain, worker.leaving, worker.rolling)
+    known = [cause.deadline_tick for cause in causes if not isinstance(cause, UnsetType)]
+    deadlines = [at for at in known if at >= 0]
+    return max(min(deadlines) - tick, 0) if deadlines else -1
 
 
 def rollout_of(fleet: Fleet) -> RolloutInfo:

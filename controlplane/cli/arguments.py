@@ -116,18 +116,19 @@ def rollout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("restart", "status", "cancel"))
     parser.add_argument("--model", default="", help="needed if the fleet serves several")
     parser.add_argument(
-        "--drain",
+        "--deadline",
         type=float,
-        metavar="S",
+        metavar="SECONDS",
         default=0.0,
         help="maximum time in seconds in which requests may leave each worker (120)",
     )
     parser.add_argument(
         "--wait",
+        nargs="?",
         type=float,
-        metavar="S",
-        default=None,
-        help="show each change until its end, for so many seconds (exit 1: it goes on)",
+        const=1800.0,
+        metavar="SECONDS",
+        help="show each change until its end, up to this maximum time (%(const)s; exit 1: not ended)",
     )
     listing(parser)
 

@@ -96,24 +96,27 @@ def _note(worker: dict[str, Any]) -> str:
         return "held"
     if worker["unreadable"]:
         return f"no requests: {worker['unreadable']}"
-    if worker.get("leaving"):  # not with a replica of an earlier build
-        return "its agent stops: requests leave"
-    if worker["draining"] and (drain := _drain(worker)):
+    if drain := _drain(worker):
         return drain
     return _health(worker) if worker["health"] not in ("healthy", "draining") else ""
 
 
 def _drain(worker: dict[str, Any]) -> str:
-    """Why a worker drains, by whose command, and how long its requests may wait; mostly empty."""
-    if not worker.get("drained_by"):  # also of a replica of an earlier build
+    """Why requests leave a worker, and how long they may wait; mostly empty. A replica of an earlier
+    build does not say all of it."""
+    if worker.get("leaving"):
+        why = "its agent stops: requests leave"
+    elif worker.get("rolling"):
+        why = "rolling restart: requests leave"
+    elif worker["draining"] and worker.get("drained_by"):
+        reason = worker["drain_reason"]
+        why = f"drained by {worker['drained_by']}" + (f": {reason}" if reason else "")
+    else:
         return ""
     left = worker["drain_ticks_left"]
-    parts = [f"drained by {worker['drained_by']}"]
-    if worker["drain_reason"]:
-        parts.append(worker["drain_reason"])
-    if left >= 0:
-        parts.append(f"deadline in {left} ticks" if left else "its deadline is over")
-    return ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
+    if left < 0:
+        return why
+    return f"{why}; " + (f"deadline in {left} ticks" if left else "its deadline is over")
 
 
 def _health(worker: dict[str, Any]) -> str:

@@ -170,7 +170,7 @@ For older ones name the archive of the log with --log.""",
         "relume.controlplane.cli.arguments:rollout",
         "relume.controlplane.cli.rollout_command:rollout",
         """
-  relume rollout restart --wait 1800   each worker: requests leave, its engine restarts, answers a canary
+  relume rollout restart --wait        each worker: requests leave, its engine restarts, answers a canary
   relume rollout status                how far it is, and why it waits
   relume rollout cancel                workers that drain for it get requests again
 

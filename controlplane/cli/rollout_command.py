@@ -16,7 +16,7 @@ def rollout(args: argparse.Namespace) -> int:
     """Begin one, show it, or end it. Raises CliError."""
     client = AdminClient.find(args)
     if args.action == "restart":
-        body = {"model": args.model or _only_model(client), "drain_s": args.drain}
+        body = {"model": args.model or _only_model(client), "deadline_s": args.deadline}
         client.post("rollout", body)
     elif args.action == "cancel":
         client.post("rollout/cancel")

@@ -384,13 +384,13 @@ class AdminCommanded(Event, frozen=True, tag="admin_commanded/1", kw_only=True):
     command: AdminCommand
     """What the operator asks for."""
     target: str
-    """A worker, a setting, or the leader."""
+    """A worker, a setting, the leader, or the model of a rolling restart."""
     value: str = ""
     """The new value."""
     reason: str = ""
     """Of a drain: why, in the operator's words."""
     deadline_ticks: int = 0
-    """Of a drain: ticks after which running requests no longer wait for a cheap move; 0: no
-    deadline."""
+    """Of a drain, and of each worker's in a rolling restart: ticks after which running requests no
+    longer wait for a cheap move; 0: no deadline, and the default of a rolling restart."""
     force: bool = False
     """Of a drain: also if fewer workers stay open than `migration.drain_floor`."""

@@ -18,7 +18,7 @@ async def test_a_rollout_is_a_command_with_its_principal_and_happens_once():
         _, answer = await scene.call(PATH)
         assert (answer["rollout"], answer["active"]) == ("", False)
         for _ in range(2):
-            body = {"model": "tiny", "drain_s": 30}
+            body = {"model": "tiny", "deadline_s": 30}
             status, answer = await scene.call(PATH, "POST", OPERATOR, headers=KEY, json=body)
             assert (status, answer["state"], answer["principal"]) == (200, "decided", "olga")
         (commanded,) = logged(scene, v.AdminCommanded)
@@ -39,7 +39,13 @@ async def test_a_rollout_is_a_command_with_its_principal_and_happens_once():
 async def test_bad_input_gets_a_clear_error():
     async with Scene() as scene:
         await scene.worker("w0")
-        for wrong in ({}, {"model": 1}, {"model": "tiny", "drain_s": -1}, {"models": "tiny"}, []):
+        for wrong in (
+            {},
+            {"model": 1},
+            {"model": "tiny", "deadline_s": -1},
+            {"models": "tiny"},
+            [],
+        ):
             status, answer = await scene.call(PATH, "POST", json=wrong)
             assert (status, answer["error"]["code"]) == (400, "bad_request"), wrong
         status, answer = await scene.call(PATH, "POST", json={"model": "other"})
@@ -64,3 +70,15 @@ async def test_the_command_finds_the_model_and_shows_how_far_it_is(relume):
         assert code == 0 and "cancelled" in out
         code, out, _ = await relume(scene, "events", "--type", "rollout_decided")
         assert code == 0 and out.count("rollout=") == 2
+
+
+async def test_workers_are_shown_to_leave_for_it(relume):
+    async with Scene() as scene:
+        for name in ("w0", "w1"):
+            await scene.worker(name)
+        await relume(scene, "rollout", "restart", "--deadline", "30")
+        await scene.until(lambda: scene.replica.fleet.workers["w0"].drains)
+        code, out, _ = await relume(scene, "workers")
+        assert code == 0 and "rolling restart: requests leave; deadline in " in out
+        _, answer = await scene.call("workers/w0")
+        assert answer["rolling"] and not answer["draining"] and 0 < answer["drain_ticks_left"]
