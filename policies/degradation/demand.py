@@ -20,11 +20,11 @@ from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EnginePhase
+from relume.policies.agreement import decided_for_all, known_to_all
 from relume.policies.degradation.capacity import Workload
 from relume.policies.degradation.degradation_settings import OFF, DegradationConfig, config_of
 from relume.policies.degradation.degradation_state import ModelDemand
 from relume.policies.health.judgement import LeaderSettings
-from relume.policies.state.agreement import decided_for_all, known_to_all
 from relume.policies.state.fleet import Fleet
 
 VERSION = "version.degradation"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from msgspec import UnsetType
 
+from relume.policies.agreement import decided_for_all
 from relume.policies.health.health_state import WorkerHealth
 from relume.policies.health.judgement import VERSION, Review
-from relume.policies.state.agreement import decided_for_all
 from relume.policies.state.fleet import Fleet, Worker
 
 

@@ -30,8 +30,8 @@ from msgspec import Struct
 from relume.events.settings.declared import option
 from relume.events.settings.recorded import RecordedSettings
 from relume.events.vocabulary.enums import EnginePhase, ProbeResult
+from relume.policies.agreement import known_to_all
 from relume.policies.state.account import key_of
-from relume.policies.state.agreement import known_to_all
 from relume.policies.state.fleet import Fleet, Worker
 
 VERSION = "version.overdue"

@@ -22,11 +22,11 @@ from msgspec import UNSET, Struct
 
 from relume.events.vocabulary.enums import EnginePhase, Exclusion, HealthState, Tier
 from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.agreement import known_to_all
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_state import WorkerHealth
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.worker_estimate import LATE, WorkerEstimate
-from relume.policies.state.agreement import known_to_all
 from relume.policies.state.fleet import Worker
 from relume.policies.state.overlay.view import View
 from relume.policies.state.unreadable import has_unacknowledged

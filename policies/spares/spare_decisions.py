@@ -26,12 +26,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EnginePhase, HealthState
+from relume.policies.agreement import decided_for_all
 from relume.policies.degradation import degradation_settings
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.health.open_workers import is_open
 from relume.policies.spares.spare_settings import SparesConfig, config_of
 from relume.policies.spares.spare_state import ModelSpares
-from relume.policies.state.agreement import decided_for_all
 from relume.policies.state.fleet import Fleet, Worker
 
 VERSION = "version.spares"
