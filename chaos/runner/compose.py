@@ -294,6 +294,7 @@ def _short_of_capacity(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet
     per_s = round(rng.uniform(2, 5), 2)
     if rng.random() >= 1 / 12:
         return fleet, traffic
+    limits["batch_percent"] = rng.choice((100, 75, 60))
     tiers = (Tier("interactive", 0.25), Tier("standard", 0.25), Tier("batch", 0.5))
     traffic = replace(
         traffic,

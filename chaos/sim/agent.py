@@ -125,6 +125,10 @@ class EngineHandle:
         """See WatchedServer."""
         return UNKNOWN if self.engine.process.stopped else len(self.engine.tracks)
 
+    def limit_batch(self, percent: int) -> None:
+        """See WatchedServer."""
+        self.engine.engine.limit_batch(percent)
+
     async def weights(self) -> str:
         """See CanaryEngine: there are no files."""
         return ""

@@ -81,7 +81,11 @@ _TARGETS: dict[str, tuple[bool | None, bool | None]] = {
     "undrain": (None, False),
     "restart": (None, None),
     "canary": (None, None),
+    "limit_batch": (None, None),
 }
+
+
+_PERCENTAGES = frozenset(map(str, range(1, 101)))
 
 
 def judge(effect: Effect, incarnation: int, held: bool) -> str:
@@ -93,6 +97,8 @@ def judge(effect: Effect, incarnation: int, held: bool) -> str:
         return f"refused: {age} incarnation {effect.incarnation}, now {incarnation}"
     if effect.kind == EffectKind.RESTART and held:
         return "refused: the worker is held"
+    if effect.kind == EffectKind.LIMIT_BATCH and effect.argument not in _PERCENTAGES:
+        return "refused: no percentage"
     return APPLIED
 
 
@@ -249,6 +255,8 @@ class EffectRunner:
             self._supervisor.poke()
         elif effect.kind == EffectKind.CANARY:
             self._supervisor.hurry_canaries()
+        elif effect.kind == EffectKind.LIMIT_BATCH:
+            self._supervisor.limit_batch(int(effect.argument))
 
     def _remember(self, key: Key, effect: Effect) -> bool:
         """Whether the state file has it."""

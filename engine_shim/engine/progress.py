@@ -17,6 +17,9 @@ from relume.engine_shim.engine.cpu_clocks import ThreadClock
 
 SIZE = 128
 _FIELDS = struct.Struct("<13q")
+_LIMIT = struct.Struct("<q")
+_LIMIT_AT = 120
+"""Written by the agent; the other fields are the engine's."""
 
 _LOAD = ("uncomputed", "decoding", "context", "arrived")
 
@@ -83,6 +86,14 @@ class Progress:
             "wait_us": wait,
             **dict(zip(_LOAD, load, strict=True)),
         }
+
+    def limit_batch(self, percent: int) -> None:
+        """The engine is to run at most this share of its maximum number of requests at once."""
+        _LIMIT.pack_into(self._page, _LIMIT_AT, percent)
+
+    def batch_percent(self) -> int:
+        """That share; 100: there is no limit."""
+        return _LIMIT.unpack_from(self._page, _LIMIT_AT)[0] or 100
 
     def load(self) -> tuple[int, int, int, int]:
         """Prompt tokens not computed yet, requests that decode, their tokens in all; prompt tokens

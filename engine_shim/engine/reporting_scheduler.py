@@ -333,6 +333,11 @@ class _Reports:
             expected_us=expected_us, turns=self.turns,
         )  # fmt: skip
 
+    def limited(self, requests: int) -> int:
+        """The part of this number of requests that may run at once."""
+        percent = self._progress.batch_percent()
+        return requests if percent == 100 else max(requests * percent // 100, 1)
+
     @property
     def stepping(self) -> bool:
         return bool(self._in_flight)
@@ -351,6 +356,7 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             self._reports = _Reports()
+            self._most_active: int = self.max_num_active_reqs
             self._reports.watch_prefixes(self)
 
         def add_request(self, request: Request) -> None:
@@ -368,6 +374,7 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
             if failpoint_client.active:
                 failpoint_client.reach(Failpoint.ENGINE_STEP, step=reports.steps + 1)
             began_ns = time.monotonic_ns()
+            self.max_num_active_reqs = reports.limited(self._most_active)
             output = super().schedule(*args, **options)
             reports.turns += 1
             for new in output.scheduled_new_reqs:

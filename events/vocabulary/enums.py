@@ -188,6 +188,9 @@ class EffectKind(Word):
     """Restart the engine again."""
     CANARY = "canary"
     """Send all canaries to the engine now."""
+    LIMIT_BATCH = "limit_batch"
+    """Run at most this share of the engine's maximum number of requests at once (`Effect.argument`, in
+    percent)."""
 
 
 class CheckCause(Word):

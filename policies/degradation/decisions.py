@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from relume.events import vocabulary as v
-from relume.policies.degradation import capacity, demand, levels
+from relume.policies.degradation import batch_limits, capacity, demand, levels
 from relume.policies.degradation.capacity import Capacity, Workload
 from relume.policies.degradation.degradation_settings import OFF, DegradationConfig
 from relume.policies.degradation.degradation_state import ModelDemand
@@ -177,5 +177,6 @@ HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     **demand.HANDLERS,
     v.Tick: _on_tick,
     v.DegradationDecided: _on_decided,
+    v.EffectsDecided: batch_limits.on_effects,
 }
 """Called after the fold's own handler, if there is one."""

@@ -61,6 +61,16 @@ class DegradationConfig(Struct, frozen=True, kw_only=True):
             le=1_000_000,
         ),
     ] = 2048
+    batch_percent: Annotated[
+        int,
+        option(
+            "Share of its maximum number of requests that an engine runs at once at levels 1 and 2; "
+            "level 3 and 4 take as much again (100: levels do not limit batches)",
+            unit="percent",
+            ge=1,
+            le=100,
+        ),
+    ] = 100
 
 
 SETTINGS = RecordedSettings("degradation.", DegradationConfig)

@@ -32,11 +32,11 @@ class Level(IntEnum):
 
     NORMAL = 0
     SHORT_ANSWERS = 1
-    """Requests that arrive have a maximum of output tokens."""
+    """Requests that arrive have a maximum of output tokens, and engines may run fewer at once."""
     NO_BATCH = 2
     """Requests of the batch tier are refused."""
     LATE = 3
-    """The TTFT goals of tiers count twice."""
+    """The TTFT goals of tiers count twice, and engines may run even fewer requests at once."""
     CLOSED = 4
     """All new requests are refused; those that were accepted are served."""
 
@@ -79,6 +79,14 @@ def sheds(level: int, tier: str) -> bool:
 def slo_factor(level: int) -> int:
     """By what the TTFT goals of tiers are multiplied."""
     return 2 if level >= Level.LATE else 1
+
+
+def batch_percent(level: int, percent: int) -> int:
+    """Share of its maximum number of requests that an engine runs at once, where levels 1 and 2 limit
+    it to `percent`. Level 3 limits it by as much again, as the seed's 75 % and 50 %."""
+    if level < Level.SHORT_ANSWERS:
+        return 100
+    return max(2 * percent - 100, 1) if level >= Level.LATE else percent
 
 
 def output_limit(level: int, max_tokens: int) -> int:

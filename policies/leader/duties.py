@@ -23,7 +23,7 @@ from relume.events.vocabulary.enums import (
 )
 from relume.policies.canary import canary_settings
 from relume.policies.crosscheck import disputes
-from relume.policies.degradation import decisions
+from relume.policies.degradation import batch_limits, decisions
 from relume.policies.health import canary_evidence, cross_check_evidence, evidence
 from relume.policies.health.health_life import is_quarantined
 from relume.policies.health.judgement import LeaderSettings
@@ -84,7 +84,8 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
             out.append(v.ReplicaLost(replica.name, replica.epoch))
     out += departed_workers.due(fleet, event.number)
     out += feature_level.owed(fleet, event.number)
-    return [*out, *decisions.owed(fleet), *rollout_steps.owed(fleet)]
+    out += [*decisions.owed(fleet), *batch_limits.owed(fleet)]
+    return out + rollout_steps.owed(fleet)
 
 
 def _unanswered(fleet: Fleet, tick: int) -> list[Any]:

@@ -208,6 +208,8 @@ class Worker(Struct, kw_only=True):
     max_seqs: int | UnsetType = UNSET
     leaving: Leaving | UnsetType = UNSET
     rolling: Leaving | UnsetType = UNSET
+    batch_limit: int | UnsetType = UNSET
+    """Share of its maximum number of requests that its engine runs at once, in percent."""
 
     @property
     def drains(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Self
 import pytest
 
 from relume.engine_shim.agent.effects import judge
+from relume.engine_shim.engine.progress import Progress
 from relume.events import vocabulary as v
 from relume.events.log.feature_levels import AboveFeatureLevel
 from relume.events.log.memory import MemoryLog, MemoryWriter
@@ -25,6 +26,10 @@ from tests.mixed_versions.next_build import WeatherReported
         (v.Effect("restart", "w0"), 3, True, "refused: the worker is held"),
         (v.Effect("canary", "w0", 3), 3, True, "applied"),
         (v.Effect("canary", "w0", 2), 3, False, "refused: stale incarnation 2, now 3"),
+        (v.Effect("limit_batch", "w0", 3, "75"), 3, False, "applied"),
+        (v.Effect("limit_batch", "w0", 2, "75"), 3, False, "refused: stale incarnation 2, now 3"),
+        (v.Effect("limit_batch", "w0", 3, "0"), 3, False, "refused: no percentage"),
+        (v.Effect("limit_batch", "w0", 3, ""), 3, False, "refused: no percentage"),
         (v.Effect("explode", "w0"), 3, False, "refused: unknown kind explode"),
     ],
 )
@@ -56,6 +61,21 @@ async def test_restart_is_carried_out_once(tmp_path: Path) -> None:
         refused = await stage.nth(v.EffectApplied, 2)
         assert (refused.decision, refused.outcome) == ("d2", "refused: stale incarnation 1, now 2")
         assert len(stage.events(v.EngineStarted)) == 2
+
+
+async def test_a_limited_batch_is_what_the_engine_reads_and_ends_with_it(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await stage.nth(v.EngineReady, 1)
+        assert Progress(str(stage.directory.progress)).batch_percent() == 100
+        await decide(stage.log, "d1", v.Effect("limit_batch", "w0", 1, "75"))
+        assert (await stage.nth(v.EffectApplied, 1)).outcome == "applied"
+        assert Progress(str(stage.directory.progress)).batch_percent() == 75
+        await decide(stage.log, "d2", v.Effect("restart", "w0", 1))
+        await stage.nth(v.EngineReady, 2)
+        assert Progress(str(stage.directory.progress)).batch_percent() == 100
+        await decide(stage.log, "d3", v.Effect("limit_batch", "w0", 2, "40"))
+        assert (await stage.nth(v.EffectApplied, 3)).outcome == "applied"
+        assert Progress(str(stage.directory.progress)).batch_percent() == 40
 
 
 async def test_held_worker_stays_down_until_released(tmp_path: Path) -> None:

@@ -133,8 +133,11 @@ def test_progress_is_seen_by_another_mapping_of_the_file(tmp_path: Path) -> None
     seen = reader.read()
     assert (seen["steps"], seen["running"], seen["waiting"], seen["kv_used"]) == (5, 3, 2, 40)
     assert 2_000 <= seen["step_age_us"] < 2_000_000
-    writer.write(6, 0, 0, 0, 0)
+    assert writer.batch_percent() == 100
+    reader.limit_batch(75)
+    writer.write(6, 0, 0, 0, 0, expected_us=1 << 40, turns=1 << 40)
     assert reader.read()["step_age_us"] == 0
+    assert writer.batch_percent() == 75, "the engine leaves what the agent wrote"
 
 
 @pytest.fixture

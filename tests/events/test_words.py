@@ -93,5 +93,6 @@ def test_worker_states_cover_the_phases_of_an_engine() -> None:
 
 
 def test_every_effect_is_a_command() -> None:
-    """But the canaries of engines that answer differently, which the leader alone has sent."""
-    assert set(enums.EffectKind) - {enums.EffectKind.CANARY} <= set(enums.AdminCommand)
+    """But the canaries of engines that answer differently, and limits of batches: the leader's alone."""
+    own = {enums.EffectKind.CANARY, enums.EffectKind.LIMIT_BATCH}
+    assert set(enums.EffectKind) - own <= set(enums.AdminCommand)

@@ -90,3 +90,23 @@ def test_i16_finds_what_is_missing_or_too_much() -> None:
     found = about(i16_admin_logged.check(story.groups, []))
     assert "no principal" in found
     assert "carried out 0 times" in found
+
+
+def test_i16_knows_limits_of_batches_by_their_tick_and_takes_nothing_else_for_one() -> None:
+    def decided(decision: str, kind: str) -> str:
+        story = commanded()
+        story.healthy_ticks(3)
+        effects = (v.Effect(kind, "w0", 1, "75"),)
+        basis = v.Basis(story.revision, 0)
+        story.tell(
+            "fleet",
+            v.EffectsDecided(decision=decision, basis=basis, cause="a level", effects=effects),
+        )
+        return "\n".join(map(str, i16_admin_logged.check(story.groups, [])))
+
+    story = commanded()
+    story.healthy_ticks(3)
+    tick = story.fleet.tick
+    assert "without a command" not in decided(f"batch.{tick}", "limit_batch")
+    assert "without a command" in decided(f"batch.{tick}", "drain")
+    assert "without a command" in decided(f"batch.{tick - 1}", "limit_batch")

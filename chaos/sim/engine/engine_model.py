@@ -115,6 +115,7 @@ class SimEngine:
         self.kv = KvBlocks(self.config.kv_blocks, self.config.block_tokens)
         self.waiting: deque[_Sequence] = deque()
         self.running: dict[str, _Sequence] = {}
+        self._most_running = self.config.max_seqs
         self.steps = 0
         """Number of steps, with each step of a run counted."""
         self.preemptions = 0
@@ -416,8 +417,12 @@ class SimEngine:
 
     # --- scheduling ----------------------------------------------------------------------
 
+    def limit_batch(self, percent: int) -> None:
+        """Run at most this share of its maximum number of requests at once."""
+        self._most_running = max(self.config.max_seqs * percent // 100, 1)
+
     def _may_admit(self) -> bool:
-        return bool(self.waiting) and len(self.running) < self.config.max_seqs
+        return bool(self.waiting) and len(self.running) < self._most_running
 
     def _schedule(self, now_ns: int, events: list[JobEvent]) -> None:
         """Choose the next run, or become idle."""

@@ -88,8 +88,7 @@ class Supervisor:
         self._starting: asyncio.Task[EngineProcesses] | None = None
         self._order: EngineOrder | None = None
         self._canaries: CanaryWatch | None = None
-        self._leaving: WatchedServer | None = None
-        """The engine, once its requests are counted."""
+        self._serving: WatchedServer | None = None
         self._death_noted = True
         self._watched = True
         self._ready_at = 0.0
@@ -123,17 +122,27 @@ class Supervisor:
         if self._canaries is not None:
             self._canaries.hurry()
 
+    def limit_batch(self, percent: int) -> None:
+        """Let the engine run at most this share of its maximum number of requests at once."""
+        if (serving := self._serving_engine()) is not None:
+            serving.limit_batch(percent)
+
     async def unfinished(self) -> int | None:
         """See DrainedEngine."""
-        engine, order = self._engine, self._order
-        if engine is None or order is None or not engine.ready or engine.dead.is_set():
+        engine = self._engine
+        if engine is None or not engine.ready or engine.dead.is_set():
             return None
-        if self._leaving is None:
+        serving = self._serving_engine()
+        return UNKNOWN if serving is None else await serving.unfinished()
+
+    def _serving_engine(self) -> WatchedServer | None:
+        """The engine, once it is needed; None: there is none, or its page cannot be mapped."""
+        if self._serving is None and self._engine is not None and self._order is not None:
             try:
-                self._leaving = self._watched_engine(engine, order)
-            except OSError:  # its page cannot be mapped
-                return UNKNOWN
-        return await self._leaving.unfinished()
+                self._serving = self._watched_engine(self._engine, self._order)
+            except OSError as error:
+                self._logger.error("the engine's page cannot be mapped", why=str(error))
+        return self._serving
 
     # --- lives -----------------------------------------------------------------------
 
@@ -256,7 +265,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         config = self._config
         self._starting = None
-        self._engine, self._leaving = engine, None
+        self._engine, self._serving = engine, None
         self._death_noted = False
         engine.on_dying = partial(self._board.tell, order.incarnation)
         self._directory.remember_engine(EngineRecord(order.incarnation, engine.leader))

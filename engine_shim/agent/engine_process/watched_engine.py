@@ -56,6 +56,10 @@ class WatchedServer(WatchedEngine, CanaryEngine, Protocol):
         """Number of requests that it has; `UNKNOWN` if it does not answer."""
         ...
 
+    def limit_batch(self, percent: int) -> None:
+        """Let it run at most this share of its maximum number of requests at once."""
+        ...
+
 
 class ServingEngine:
     """See `WatchedServer`. It listens on `host:port` and serves `model`."""
@@ -127,6 +131,10 @@ class ServingEngine:
         if head.split(b" ", 2)[1:2] != [b"200"]:
             return UNKNOWN
         return max(state.running + state.waiting, state.unfinished)
+
+    def limit_batch(self, percent: int) -> None:
+        """See WatchedServer."""
+        self._page.limit_batch(percent)
 
     async def _answer(self, line: str, body: bytes, timeout_s: float) -> bytes:
         """The bytes of its answer to a request, cut at `MOST_BYTES`. Raises OSError, TimeoutError."""

@@ -8,10 +8,12 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from relume.engine_shim.canary_prompts import COUNT, PROMPTS
+from relume.engine_shim.engine.progress import Progress
 from relume.events.vocabulary import (
     EngineFinished,
     EngineStep,
@@ -278,3 +280,28 @@ def test_engine_without_its_agent_does_not_start(zygote: Zygote, tiny_model) -> 
     )
     wait_until(lambda: not os.path.exists(f"/proc/{answer['pid']}"), "it gives up")
     assert "AgentUnreachable" in log.read_text()
+
+
+def test_a_limited_batch_runs_so_many_requests_at_once_and_serves_all(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """A quarter of `--max-num-seqs 16` is 4; those that ran before the limit run on."""
+    page = Progress(str(tmp_path / "progress"))
+    body = {"model": "tiny", "prompt": "The log", "max_tokens": 60, "temperature": 0}
+    with engine_of(zygote.fork(RELUME_PROGRESS=str(tmp_path / "progress"))) as engine:
+        whole = client.ask(engine.port, COMPLETIONS, body).ids
+
+        def largest_batch(count: int) -> int:
+            before = len(steps_of(engine))
+            with ThreadPoolExecutor(count) as clients:
+                answers = [
+                    clients.submit(client.ask, engine.port, COMPLETIONS, body) for _ in range(count)
+                ]
+                assert all(answer.result().ids == whole for answer in answers)
+            return max(step.batch for step in steps_of(engine)[before:])
+
+        assert largest_batch(12) > 4
+        page.limit_batch(25)
+        assert largest_batch(12) == 4
+        page.limit_batch(100)
+        assert largest_batch(12) > 4

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from relume.chaos.validators.promises.service import i11_degradation
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import ShedReason, Tier
-from tests.policies.degradation.short_fleet import ShortFleet
+from tests.policies.degradation.short_fleet import ON, ShortFleet
 from tests.policies.story import MODEL, arrived, decided
 
 
@@ -24,6 +25,51 @@ def short(**change: Any) -> ShortFleet:
         fleet.worker(name, incarnation=2)
     fleet.ticks(3, rate)
     return fleet
+
+
+def limited(change: str = "", *, silent: bool = False) -> ShortFleet:
+    """A fleet with limits of batches that got its workers back; they say `change`, or are `silent`."""
+    fleet = LimitedFleet(change, silent)
+    rate = fleet.rate()
+    fleet.lose("w1", "w2", "w3")
+    fleet.ticks(8, rate)
+    for name in ("w1", "w2", "w3"):
+        fleet.worker(name, incarnation=2)
+    fleet.ticks(40, rate)
+    return fleet
+
+
+class LimitedFleet(ShortFleet):
+    """Its leader limits batches to 75 % and 50 %."""
+
+    def __init__(self, change: str, silent: bool) -> None:
+        self._change, self._silent_limits = change, silent
+        super().__init__(config=replace(ON, batch_percent=75))
+
+    def tell(self, stream: str, *events: Any) -> Any:
+        return super().tell(stream, *[found for e in events for found in self._altered(e)])
+
+    def _altered(self, event: Any) -> list[Any]:
+        if type(event) is not v.EffectsDecided:
+            return [event]
+        if self._silent_limits:
+            return []
+        if not self._change:
+            return [event]
+        effects = tuple(replace(effect, argument=self._change) for effect in event.effects)
+        return [replace(event, effects=effects)]
+
+
+def test_batches_that_follow_the_level_keep_the_promise() -> None:
+    assert found(limited()) == ""
+
+
+def test_a_limit_that_no_level_explains_is_named() -> None:
+    assert "its batches are limited to 40 %, level 3 makes 50" in found(limited("40"))
+
+
+def test_a_level_without_its_limit_is_named() -> None:
+    assert "its batches have a limit of 100 %, not 50, for too long" in found(limited(silent=True))
 
 
 def found(fleet: ShortFleet) -> str:

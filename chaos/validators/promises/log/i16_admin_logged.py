@@ -2,7 +2,8 @@
 
 The restart of an engine that the leader quarantined is its own decision, not an operator's change, and
 so are the canaries of engines that answer a request differently. A rolling restart restarts the workers
-of its present step, and has their canaries sent, by the one command that began it.
+of its present step, and has their canaries sent, by the one command that began it. A level of degradation
+limits the batches of engines at a tick.
 
 `sent` is the operator's own record: (command id, principal) of every acknowledged change.
 """
@@ -15,7 +16,7 @@ from typing import Any
 from relume.chaos.validators.records import ClientRecord, Violation, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import AdminCommand, HealthState, RolloutStage
+from relume.events.vocabulary.enums import AdminCommand, EffectKind, HealthState, RolloutStage
 
 PROMISE = "I16"
 _BESIDE = (RolloutStage.PAUSED, RolloutStage.RESUMED)
@@ -40,7 +41,7 @@ def check(
             first = commands.setdefault(event.command_id, event)
             out += _command_errors(at.revision, event, first)
         elif type(event) in (v.EffectsDecided, v.ConfigChanged):
-            if getattr(event, "again", -1) >= 0 or own.has(event.decision):
+            if getattr(event, "again", -1) >= 0 or own.has(event):
                 continue
             name = event.decision
             if name not in commands:
@@ -61,10 +62,13 @@ class _OwnDecisions:
         self._names: set[str] = set()
         self._rollouts: set[str] = set()
         self._rolling: tuple[str, ...] = ()
+        self._tick = 0
 
     def saw(self, event: Any) -> None:
         if type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
             self._names.add(f"quarantine.{event.worker}.{event.incarnation}")
+        elif type(event) is v.Tick:
+            self._tick = event.number
         elif type(event) is v.CrossChecked and event.differs >= 0:
             self._names.add(f"dispute.{event.decision}")
         elif type(event) is v.AdminCommanded and event.command == AdminCommand.ROLLOUT:
@@ -74,7 +78,10 @@ class _OwnDecisions:
             names = event.workers if kind and event.rollout in self._rollouts else ()
             self._rolling = tuple(f"{event.rollout}.{kind}.{name}." for name in names)
 
-    def has(self, decision: str) -> bool:
+    def has(self, event: v.EffectsDecided | v.ConfigChanged) -> bool:
+        decision = event.decision
+        if type(event) is v.EffectsDecided and decision == f"batch.{self._tick}":
+            return all(effect.kind == EffectKind.LIMIT_BATCH for effect in event.effects)
         return decision in self._names or decision.startswith(self._rolling)
 
 

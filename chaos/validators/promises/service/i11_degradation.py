@@ -10,7 +10,8 @@ Each `DegradationDecided` is judged by arithmetic of its own, from the log:
 
 A refusal because of a level, and a limit of output tokens, must have a level that imposes it, as the
 replica knew it at the basis of its decision; and no request may be served, or queued, on arrival that
-such a level refuses. A run in which no level changed has nothing of this to break.
+such a level refuses. A run in which no level changed has nothing of this to break. Batches of engines
+are judged by `i11_batches`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from relume.chaos.validators.history import History
+from relume.chaos.validators.promises.service import i11_batches
 from relume.chaos.validators.records import ClientRecord, Entry, Violation, events_of, log_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
@@ -40,7 +42,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
         if (note := _NOTES.get(type(at.event))) is not None:
             note(watch, at)
     watch.compare()
-    return watch.found
+    return watch.found + i11_batches.check(groups)
 
 
 class _Settings:
