@@ -28,6 +28,7 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.log.segment import GENESIS, Segment, pack, unpack
 from relume.events.wire import prefix
 from relume.policies.decision_versions import shape_name
+from relume.policies.degradation import batch_limits
 from relume.policies.health.judgement import ENDED_BY_OPERATOR
 from relume.policies.leader.duties import DISPUTE, QUARANTINE
 from relume.policies.state.fleet import Fleet, dump, load, state_hash
@@ -161,6 +162,8 @@ class _Pseudonyms:
         if kind in (v.EffectsDecided, v.ConfigChanged, v.EffectApplied):
             changed = replace(event, decision=self._decision(event.decision))
             return replace(changed, cause=self._cause(event.cause)) if _caused(event) else changed
+        if kind is v.RolloutDecided:
+            return replace(event, rollout=self.of("command", event.rollout))
         if kind is v.HealthDecided:
             return replace(event, evidence=self._evidence(event.evidence))
         if kind is v.LeaderResigned:
@@ -182,6 +185,9 @@ class _Pseudonyms:
         fleet.open_commands = {
             self.of("command", name): command for name, command in fleet.open_commands.items()
         }
+        if not isinstance(rollout := fleet.rollout, UnsetType):
+            rollout.rollout = self.of("command", rollout.rollout)
+            rollout.principal = self.of("principal", rollout.principal)
         for request in fleet.requests.values():
             request.client_id = self.of("client", request.client_id)
             request.tenant = self.of("tenant", request.tenant)
@@ -225,10 +231,12 @@ class _Pseudonyms:
         return self._marks.setdefault(one, len(self._marks) + 1)
 
     def _decision(self, decision: str) -> str:
-        """What answers a command bears its id; what the leader decides by itself has a name of its
-        own."""
-        is_own = decision.startswith((QUARANTINE, DISPUTE))
-        return decision if is_own else self.of("command", decision)
+        """What answers a command bears its id, what a rolling restart does begins with it; what the
+        leader decides by itself has a name of its own."""
+        if decision.startswith((QUARANTINE, DISPUTE, batch_limits.DECISION)):
+            return decision
+        command, dot, rest = decision.partition(".")
+        return f"{self.of('command', command)}{dot}{rest}"
 
     def _evidence(self, evidence: str) -> str:
         principal, ended, rest = evidence.partition(ENDED_BY_OPERATOR)
