@@ -44,6 +44,7 @@ from relume.events.vocabulary import (
     EffectApplied,
     EffectsDecided,
     FeatureLevelRaised,
+    HealthDecided,
 )
 from relume.events.vocabulary.enums import EffectKind, StepDetail
 
@@ -57,6 +58,7 @@ _APPLIED_TAG = b"\xb0effect_applied/1"
 _RELEASED_TAG = b"\xb6checkpoints_released/1"
 _RAISED_TAG = b"\xb6feature_level_raised/1"
 _VOIDED_TAG = b"\xb4checkpoints_voided/1"
+_HEALTH_TAG = b"\xb0health_decided/1"
 
 Key = tuple[str, int]
 
@@ -206,6 +208,10 @@ class EffectRunner:
         voided: CheckpointsVoided
         for voided in self._events(group, FLEET, _VOIDED_TAG):
             self._on_voided(voided.attempts)
+        health: HealthDecided
+        for health in self._events(group, FLEET, _HEALTH_TAG):
+            if health.worker == self._worker:
+                self._supervisor.judge(health.incarnation, health.state)
         detail: DetailDecided
         for detail in self._events(group, FLEET, _DETAIL_TAG):
             self._journal.shed(detail.detail != StepDetail.FULL)

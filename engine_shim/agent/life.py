@@ -112,7 +112,7 @@ class Agent:
         died = await kill_orphan(self._directory, self._config.worker, self._logger)
         ipc_directory.remove(self._directory.path)
         async with AsyncExitStack() as stack:
-            status = StatusServer(self._config.status_port, self.describe)
+            status = StatusServer(self._config.status_port, self.describe, self._not_ready)
             await stack.enter_async_context(status)
             writer = await self._unless_stopped(self._take_stream(stack))
             if writer is None:
@@ -287,6 +287,14 @@ class Agent:
                 task.cancel()
                 await asyncio.wait({task})
         return None if task.cancelled() else task.result()
+
+    def _not_ready(self) -> str:
+        """Why the worker may not serve; empty if it may."""
+        if self.is_leaving:
+            return "its agent stops"
+        if self._supervisor is None:
+            return "its agent waits for the worker's stream in the log"
+        return self._supervisor.not_ready()
 
     def describe(self) -> dict[str, Any]:
         """The answer of GET /state."""

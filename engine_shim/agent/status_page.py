@@ -1,7 +1,8 @@
-"""GET /state on loopback: what the agent knows, as JSON, for operators and tools.
+"""GET /state and /ready on loopback: what the agent knows, as JSON, for operators, tools and probes.
 
-A dozen lines of HTTP/1.0 rather than a framework: the agent stays small, and nothing but
-this one question is answered here.
+`/health` is `/state` under the name that probes ask for: the agent lives. `/ready` is 503 with the
+reason until the worker may serve. A few lines of HTTP/1.0 rather than a framework: the agent stays
+small.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ import msgspec
 
 REQUEST_TIMEOUT_S = 5.0
 _LIMIT_BYTES = 8192
+_PATHS = "/state, /health and /ready"
 
 
 class StatusServer:
-    """An async context manager; `url` is where it listens. `describe` gives the answer."""
+    """An async context manager; `url` is where it listens. `describe` gives the state, `not_ready` why
+    the worker may not serve (empty: it may)."""
 
-    def __init__(self, port: int, describe: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, port: int, describe: Callable[[], dict[str, Any]], not_ready: Callable[[], str]
+    ) -> None:
         self._port = port
         self.describe = describe
+        self.not_ready = not_ready
         self._server: asyncio.Server | None = None
         self.url = ""
 
@@ -53,12 +59,18 @@ class StatusServer:
 
     def _response(self, head: bytes) -> bytes:
         request = head.split(b"\r\n", 1)[0].split(b" ")
-        if len(request) < 2 or request[0] not in (b"GET", b"HEAD"):
-            status, body = "405 Method Not Allowed", {"error": "GET /state"}
-        elif request[1].split(b"?")[0] not in (b"/state", b"/health"):
-            status, body = "404 Not Found", {"error": "there is only /state and /health here"}
-        else:
+        path = request[1].split(b"?")[0] if len(request) > 1 else b""
+        body: dict[str, Any]
+        if not path or request[0] not in (b"GET", b"HEAD"):
+            status, body = "405 Method Not Allowed", {"error": f"GET {_PATHS}"}
+        elif path == b"/ready":
+            why = self.not_ready()
+            status = "503 Service Unavailable" if why else "200 OK"
+            body = {"ready": not why, "why": why}
+        elif path in (b"/state", b"/health"):
             status, body = "200 OK", self.describe()
+        else:
+            status, body = "404 Not Found", {"error": f"there is only {_PATHS} here"}
         payload = msgspec.json.encode(body) + b"\n"
         return (
             f"HTTP/1.0 {status}\r\ncontent-type: application/json\r\n"

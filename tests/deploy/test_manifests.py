@@ -87,6 +87,9 @@ def test_the_agent_accepts_its_manifest(tmp_path):
     assert config.engine_host == FIELDS["POD_IP"]
     assert config.log_config().endpoints == ("etcd-0.etcd:2379", "etcd-1.etcd:2379")
     assert f"127.0.0.1:{config.status_port}/health" in item["livenessProbe"]["exec"]["command"][2]
+    assert f"127.0.0.1:{config.status_port}/ready" in item["readinessProbe"]["exec"]["command"][2]
+    workers = [d for name, d in documents() if (name, d["kind"]) == ("worker.yaml", "StatefulSet")]
+    assert workers[0]["spec"]["minReadySeconds"] >= item["readinessProbe"]["periodSeconds"]
 
 
 def patched(document: dict, patches: list[dict]) -> dict:

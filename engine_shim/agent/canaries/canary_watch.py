@@ -76,6 +76,12 @@ class CanaryWatch:
         self._exact = False
         self._weights = ""
         self._hurried = asyncio.Event()
+        self._unknown = False
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the engine has answered each of them, or knows none."""
+        return self._unknown or len(self._first) == COUNT
 
     def hurry(self) -> None:
         """Send all canaries now, or when those under way are answered."""
@@ -95,6 +101,7 @@ class CanaryWatch:
                 else:
                     await self._check(number % COUNT)
         except NoCanaries:
+            self._unknown = True
             self._logger.info("the engine knows no canaries", incarnation=self._incarnation)
 
     async def _begin(self) -> None:

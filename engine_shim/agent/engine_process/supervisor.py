@@ -39,7 +39,7 @@ from relume.engine_shim.agent.report_server import ReportServer
 from relume.engine_shim.agent.run_directory import EngineRecord, RunDirectory
 from relume.engine_shim.engine.hosts import deathwatch
 from relume.events.vocabulary import EngineDied, EngineReady, EngineRestartScheduled, EngineStarted
-from relume.events.vocabulary.enums import DeathReason, EngineKind
+from relume.events.vocabulary.enums import DeathReason, EngineKind, HealthState
 from relume.events.wire.reports import Hello, Layout, Ready
 
 
@@ -89,6 +89,7 @@ class Supervisor:
         self._order: EngineOrder | None = None
         self._canaries: CanaryWatch | None = None
         self._serving: WatchedServer | None = None
+        self._judged: tuple[int, HealthState] = 0, HealthState.HEALTHY
         self._death_noted = True
         self._watched = True
         self._ready_at = 0.0
@@ -121,6 +122,25 @@ class Supervisor:
         """Send all canaries to the engine now, if there are any."""
         if self._canaries is not None:
             self._canaries.hurry()
+
+    def judge(self, incarnation: int, state: HealthState) -> None:
+        """Note what the leader decided about the health of an engine."""
+        self._judged = incarnation, state
+
+    def not_ready(self) -> str:
+        """Why the worker may not serve, for its readiness probe; empty if it may."""
+        engine = self._engine
+        if engine is None or not engine.ready or engine.dead.is_set():
+            return f"no engine is ready: {self.phase}"
+        if self._judged == (self.incarnation, HealthState.QUARANTINED):
+            return "the worker is quarantined"
+        if self._has_canaries and (self._canaries is None or not self._canaries.is_answered):
+            return "its engine has not answered each canary yet"
+        return ""
+
+    @property
+    def _has_canaries(self) -> bool:
+        return self._watched and self._config.canary_interval_s > 0
 
     def limit_batch(self, percent: int) -> None:
         """Let the engine run at most this share of its maximum number of requests at once."""
@@ -223,7 +243,7 @@ class Supervisor:
     async def _send_canaries(self, engine: EngineProcesses, order: EngineOrder) -> None:
         """Until cancelled, or until the engine turns out not to know canaries."""
         await engine.serving.wait()
-        if self._watched and self._config.canary_interval_s > 0:
+        if self._has_canaries:
             watched = self._watched_engine(engine, order)
             self._canaries = CanaryWatch(
                 watched, order.incarnation, self._config, self._journal, self._logger
@@ -265,7 +285,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         config = self._config
         self._starting = None
-        self._engine, self._serving = engine, None
+        self._engine, self._serving, self._canaries = engine, None, None
         self._death_noted = False
         engine.on_dying = partial(self._board.tell, order.incarnation)
         self._directory.remember_engine(EngineRecord(order.incarnation, engine.leader))

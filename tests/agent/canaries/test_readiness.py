@@ -1,0 +1,104 @@
+"""GET /ready of an agent: 200 while its worker may serve, else 503 with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from relume.engine_shim.agent.engine_process.watched_engine import ServingEngine
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import FailureClass, HealthState
+from relume.events.wire.worker_calls import CanaryAnswered
+from tests.agent.stage import Stage, staged
+
+
+def ask(url: str) -> tuple[int, str]:
+    """Status, and why it is not ready."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            status, body = answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        status, body = error.code, json.loads(error.read())
+    assert body["ready"] == (status == 200)
+    return status, body["why"]
+
+
+async def ready(stage: Stage) -> tuple[int, str]:
+    registered = await stage.nth(v.WorkerRegistered, 1)
+    return await asyncio.to_thread(ask, f"{registered.agent_url}/ready")
+
+
+async def until_ready(stage: Stage) -> None:
+    async with asyncio.timeout(30):
+        while (await ready(stage))[0] != 200:
+            await asyncio.sleep(0.02)
+
+
+async def judged(stage: Stage, incarnation: int, state: str) -> None:
+    """The leader decides about the worker's health."""
+    async with stage.log.writer("fleet") as leader:
+        leader.append(
+            v.HealthDecided(
+                worker="w0",
+                incarnation=incarnation,
+                state=HealthState(state),
+                failure=FailureClass.CORRUPTION,
+                evidence="its canaries differ",
+                since=0,
+            )
+        )
+
+
+async def test_a_worker_is_ready_when_its_engine_has_answered_each_canary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer = asyncio.Event()
+
+    async def canary(self: ServingEngine, number: int) -> CanaryAnswered:
+        await may_answer.wait()
+        return CanaryAnswered(tokens=(number,), logprobs=(-0.5,), took_us=10, alone=True)
+
+    monkeypatch.setattr(ServingEngine, "canary", canary)
+    async with staged(tmp_path, "--after", "0.3") as stage:
+        await stage.nth(v.EngineStarted, 1)
+        assert await ready(stage) == (503, "no engine is ready: starting")
+        await stage.nth(v.EngineReady, 1)
+        assert await ready(stage) == (503, "its engine has not answered each canary yet")
+        may_answer.set()
+        await until_ready(stage)
+        may_answer.clear()
+        async with stage.log.writer("fleet") as leader:
+            restart = v.Effect("restart", "w0", 1)
+            basis = v.Basis(1, 0)
+            leader.append(
+                v.EffectsDecided(decision="d1", basis=basis, cause="admin", effects=(restart,))
+            )
+        await stage.nth(v.EngineReady, 2)
+        assert (await ready(stage))[0] == 503, "the answers were those of the engine before"
+
+
+async def test_a_quarantined_engine_is_not_ready_until_it_is_released_or_replaced(
+    tmp_path: Path,
+) -> None:
+    async with staged(tmp_path) as stage:
+        await until_ready(stage)
+        await judged(stage, 1, "quarantined")
+        await stage.until(lambda: stage.agent._not_ready())
+        assert await ready(stage) == (503, "the worker is quarantined")
+        await judged(stage, 1, "probing")
+        await until_ready(stage)
+        await judged(stage, 2, "quarantined")
+        await judged(stage, 1, "healthy")
+        await stage.until(lambda: not stage.agent._not_ready())
+
+
+async def test_a_worker_that_leaves_is_not_ready(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await until_ready(stage)
+        stage.agent.stop("test")
+        assert stage.agent._not_ready() == "its agent stops"
