@@ -8,6 +8,11 @@ follows through the log, and breaks the streams of an engine of which no notice 
 What the dead engine had sent before lies in our sockets by then. The streams are moved
 one full pass of the event loop after the notice, so that those bytes are read and go to
 their clients first; whatever comes later belongs to an abandoned attempt and goes nowhere.
+
+Notices carry no credentials. A notice far ahead of the log is refused (`refusal`). A notice about
+the present engine is believed once: it moves the streams, and the probes of suspected engines
+(`stall_watch`) clear an engine that lives. Repetitions about that incarnation change nothing;
+`EngineDied` and resets say when it dies.
 """
 
 from __future__ import annotations
@@ -27,19 +32,36 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import EnginePhase, TransportKind
 from relume.events.wire.errors import NoticeError
 from relume.events.wire.notices import DeathNotice, NoticeReader
+from relume.policies.state.fleet import Worker
 
 SEEN_DEAD = "its agent saw it die"
 IN_THE_LOG = "its death is in the log"
 CONNECT_TIMEOUT_S = 5.0
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0  # before connecting again; doubled
 RECHECK_S = 1.0  # how often the connections are compared with the fold, unasked
+MOST_REVISIONS_AHEAD = 1 << 20
+"""An epoch is a revision of etcd. A replica that is cut from etcd may lag; a fleet takes minutes
+to write this many."""
+MOST_STARTS_AHEAD = 1 << 10
+"""Starts of an engine that its agent may have made while the log is away."""
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 log = structlog.get_logger("relume.notices")
 
 
+def refusal(notice: DeathNotice, incarnation: int, revision: int) -> str:
+    """Why a notice cannot be that of the agent of a worker whose present engine is `incarnation`,
+    for a replica that has read the log to `revision`; empty if it can be."""
+    if notice.epoch > revision + MOST_REVISIONS_AHEAD:
+        return f"epoch {notice.epoch} is far ahead of the log, which is at revision {revision}"
+    if notice.incarnation > incarnation + MOST_STARTS_AHEAD:
+        return f"incarnation {notice.incarnation} is far ahead of that in the log, {incarnation}"
+    return ""
+
+
 class NoticeWatch:
-    """One for a replica. `connected`: workers whose agent has greeted us."""
+    """One for a replica. `connected`: workers whose agent has greeted us. `refused`: the number of
+    connections that were closed because of what they said."""
 
     def __init__(self, scheduler: Scheduler, gateway: GatewayPort) -> None:
         self._scheduler = scheduler
@@ -50,6 +72,7 @@ class NoticeWatch:
         self._noticed: dict[str, int] = {}
         self._died: list[v.EngineDied] = []
         self.connected: set[str] = set()
+        self.refused = 0
 
     def seen(self, stream: str, position: int, event: object) -> None:
         """Called with each event folded.
@@ -121,15 +144,23 @@ class NoticeWatch:
                 finally:
                     transport.abort()
                     self.connected.discard(worker)
-                if link.reader.greeted:
+                if link.reader.greeted and not link.refused:
                     pause_s = PAUSE_S
                 log.info("notices_lost", worker=worker, address=address, reason=link.why)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def died(self, name: str, notice: DeathNotice) -> None:
-        """An agent says that an engine is dead. What is not about the present one is old."""
-        worker = self._scheduler.view.fleet.workers.get(name)
+    def died(self, name: str, notice: DeathNotice) -> str:
+        """An agent says that an engine is dead. What is not about the present one is old.
+        Returns why the notice is refused, if it is."""
+        fleet = self._scheduler.view.fleet
+        worker = fleet.workers.get(name)
+        if worker is not None and (why := refusal(notice, worker.incarnation, fleet.revision)):
+            return why
+        self._believe(name, worker, notice)
+        return ""
+
+    def _believe(self, name: str, worker: Worker | None, notice: DeathNotice) -> None:
         incarnation = notice.incarnation
         if (
             worker is None
@@ -163,6 +194,7 @@ class _Link(asyncio.Protocol):
         self.reader = NoticeReader(worker)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.why = "closed by the agent"
+        self.refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -175,14 +207,22 @@ class _Link(asyncio.Protocol):
         try:
             notices = self.reader.feed(data)
         except NoticeError as error:
-            self.why = str(error)
-            assert self._transport is not None
-            self._transport.abort()
+            self._refuse(str(error))
             return
         if self.reader.greeted:
             self._watch.connected.add(self._worker)
         for notice in notices:
-            self._watch.died(self._worker, notice)
+            if why := self._watch.died(self._worker, notice):
+                self._refuse(why)
+                return
+
+    def _refuse(self, why: str) -> None:
+        """Close the connection: what comes on it is not the worker's agent's."""
+        self.why, self.refused = why, True
+        self._watch.refused += 1
+        log.warning("notice_refused", worker=self._worker, reason=why)
+        assert self._transport is not None
+        self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:

@@ -156,6 +156,8 @@ class Replica:
         """What keeping history says of itself (history.keeper.KeeperStatus), for metrics."""
         self.foreign_keys: set[bytes] = set()
         """Keys in the log's prefix that Relume does not write, as the reader met them."""
+        self.watches: dict[str, Watch] = {}
+        """What acts beside the fold, from `run` on."""
         self.incidents = IncidentObserver()
         """The latest incidents, of the log from `incidents.since` on."""
         self._reader = reader
@@ -169,6 +171,12 @@ class Replica:
             self.incidents.seen,
         ]
         self._group_observers: list[Callable[[Any], None]] = [self.incidents.folded]
+
+    @property
+    def refused_notices(self) -> int:
+        """Connections to agents that were closed because of what came on them."""
+        watch = self.watches.get("notices")
+        return watch.refused if isinstance(watch, NoticeWatch) else 0
 
     def observe(self, observer: Callable[[str, int, Any], None]) -> None:
         """Call `observer` with every event after it was folded."""
@@ -261,7 +269,7 @@ class Replica:
     async def run(self, gateway: GatewayPort) -> None:
         """Follow the log, lead, and watch, until cancelled or fenced (then raises Fenced)."""
         self.scheduler.serve_clients_of(gateway)
-        watches = watches_of(self.scheduler, gateway)
+        watches = self.watches = watches_of(self.scheduler, gateway)
         for watch in watches.values():
             self.observe(watch.seen)
             self.observe_groups(watch.folded)

@@ -139,6 +139,9 @@ _ROWS = (
     _m("foreign_keys", GAUGE,
        "Keys in the log's prefix that Relume does not write, which this replica met and ignores; its log "
        "names each"),
+    _m("refused_notices", COUNTER,
+       "Connections for death notices that this replica closed: what came on them is no notice, or is far "
+       "ahead of the log; its log says why"),
     _m("unreadable_records", COUNTER,
        "Records of a stream of the log that this build cannot read", "stream", scope=FLEET),
     _m("degradation_level", GAUGE,

@@ -97,6 +97,7 @@ class ReplicaCollector(Collector):
             "effects_pending": len(fleet.pending_effects),
             "state_changes": fleet.changes,
             "foreign_keys": len(replica.foreign_keys),
+            "refused_notices": replica.refused_notices,
         }
         yield from _plain(values)
         if replica.upkeep is not None:

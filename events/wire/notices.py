@@ -14,6 +14,8 @@ from msgspec import Struct
 from relume.events.wire.errors import NoticeError
 
 MAX_LINE_BYTES = 128
+MAX_NUMBER = 2**63 - 1
+"""Maximum epoch and incarnation: the log has both as signed 64-bit numbers."""
 _HELLO = "relume-notice/1"
 
 
@@ -63,4 +65,7 @@ def _died(line: bytes) -> DeathNotice:
     word, *numbers = line.split(b" ")
     if word != b"died" or len(numbers) != 2 or not all(n.isdigit() for n in numbers):
         raise NoticeError(f"{line[:MAX_LINE_BYTES]!r} is no notice")
-    return DeathNotice(int(numbers[0]), int(numbers[1]))
+    notice = DeathNotice(int(numbers[0]), int(numbers[1]))
+    if notice.epoch > MAX_NUMBER or notice.incarnation > MAX_NUMBER:
+        raise NoticeError(f"{line!r} has a number of more than 63 bits")
+    return notice

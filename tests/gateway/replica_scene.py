@@ -92,13 +92,14 @@ class Scene:
         overdue: OverdueConfig = NEVER_OVERDUE,
         cross_checks: CrossCheckConfig = NO_CHECKS,
         gateway: GatewayConfig = GATEWAY,
+        stalls: stall.StallConfig = NEVER,
     ) -> None:
-        """Start a control plane replica; its stall watch never judges, nor does its stream watch
-        by default, and it has no request answered again."""
+        """Start a control plane replica; its stall watch never judges by default, nor does its
+        stream watch, and it has no request answered again."""
         log, stack = self.log, self.stack
         writer = await stack.enter_async_context(log.writer(f"r.{name}"))
         config = ReplicaConfig(
-            name=name, tick_s=0.05, stall=NEVER, overdue=overdue, cross_checks=cross_checks
+            name=name, tick_s=0.05, stall=stalls, overdue=overdue, cross_checks=cross_checks
         )
         replica = Replica(config, log, writer, log.writer)
         await replica.catch_up()

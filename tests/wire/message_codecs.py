@@ -258,7 +258,7 @@ def malformed_notices_raise_notice_error(codec: Any) -> None:
     greeted = codec.hello_line("w0")
     with pytest.raises(NoticeError):
         codec.NoticeReader("w0").feed(greeted + greeted)
-    long = b"died 1 " + b"1" * codec.MAX_LINE_BYTES
+    long = b"died 1 " + b"0" * codec.MAX_LINE_BYTES + b"1"
     for line in (
         b"died 1\n",
         b"died 1 -2\n",
@@ -267,6 +267,8 @@ def malformed_notices_raise_notice_error(codec: Any) -> None:
         long,
         long + b"\n",
         b"\n",
+        b"died %d 1\n" % 2**63,
+        b"died 1 %d\n" % 2**63,
     ):
         with pytest.raises(NoticeError):
             codec.NoticeReader("w0").feed(greeted + line)

@@ -139,6 +139,8 @@ BUGS: dict[ModuleType, dict[str, tuple[str, str]]] = {
         "anybody's greeting": ("elif line == self._hello:", "elif line:"),
         "greeting twice": ("if self.greeted:", "if self.greeted and line != self._hello:"),
         "further words ignored": ("len(numbers) != 2", "len(numbers) < 2"),
+        "epochs without bound": ("notice.epoch > MAX_NUMBER or ", ""),
+        "incarnations without bound": (" or notice.incarnation > MAX_NUMBER", ""),
         "whole lines without bound": ("if len(line) > MAX_LINE_BYTES:", "if False:"),
         "a line without end": ("if len(self._rest) > MAX_LINE_BYTES:", "if False:"),
     },

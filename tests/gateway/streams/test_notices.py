@@ -15,6 +15,7 @@ from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.wire.notices import DeathNotice, hello_line
+from relume.policies.liveness.stall import StallConfig
 from tests.gateway.peers import (
     Behaviour,
     Engine,
@@ -183,6 +184,54 @@ async def test_stale_notices_garbage_and_lost_connections_are_no_evidence() -> N
         s.gateways[0].break_streams("w1", INCARNATION, "engine_error")
         assert await asyncio.gather(*asked) == [WANT, WANT]
         assert len(other.engine.seen) == 3
+
+
+async def test_wrong_notices_cost_a_living_engine_one_move_at_most() -> None:
+    """Absurd ones cost nothing. One that could be true moves the streams once: then probes clear
+    the engine, and repetitions are ignored. The engine's death is noticed all the same."""
+    async with scene(w0_registers=False) as s:
+        worker, other = s.workers
+        epoch = worker.writer.epoch
+        hello, wrong = hello_line("w0"), DeathNotice(epoch, INCARNATION).line()
+        absurd = [
+            DeathNotice(2**63 - 1, INCARNATION).line(),
+            DeathNotice(epoch, 2**31).line(),
+            b"died %d %d\n" % (2**64, INCARNATION),
+        ]
+        connections: list[asyncio.StreamWriter] = []
+
+        async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connections.append(writer)
+            index = len(connections) - 1
+            writer.write(hello + (absurd[index] if index < len(absurd) else b""))
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        s.stack.callback(server.close)
+        worker.register(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        s.script(Behaviour(hang_at=raw_bytes(5)))
+        await s.replica(stalls=StallConfig(floor_us=200_000, cap_us=600_000_000))
+        (replica,) = s.replicas
+        asked = [asyncio.create_task(s.ask()) for _ in range(2)]
+        await until(lambda: s.on(worker) == s.on(other) == [5])
+        await until(lambda: len(connections) == len(absurd) + 1)
+        assert replica.refused_notices == len(absurd)
+        assert s.suspected() == [] and s.on(worker) == [5]
+        s.script(Behaviour())
+        connections[-1].write(wrong)
+        await until(lambda: any(type(e) is v.WorkerCleared for e in s.told()))
+        assert [(e.worker, e.reason) for e in s.suspected()] == [("w0", SEEN_DEAD)]
+        connections[-1].write(wrong)
+        s.script(Behaviour(hang_at=raw_bytes(5)))
+        later = [asyncio.create_task(s.ask()) for _ in range(2)]
+        await until(lambda: 5 in s.on(worker) and sum(map(len, map(s.on, s.workers))) == 3)
+        connections[-1].write(wrong)
+        s.script(Behaviour())
+        worker.writer.append(v.EngineDied("w0", INCARNATION, "killed"))
+        await until(lambda: s.on(worker) == [])
+        assert len(s.suspected()) == 1 and replica.refused_notices == len(absurd)
+        s.gateways[0].break_streams("w1", INCARNATION, "engine_error")
+        assert await asyncio.gather(*asked, *later) == [WANT] * 4
+        await s.proven()
 
 
 async def test_replica_that_starts_later_and_an_agent_that_starts_again_are_connected() -> None:
