@@ -34,6 +34,7 @@ from msgspec import Struct
 from relume.controlplane.history.errors import AmbiguousArchive, DamagedFile, HistoryGap
 from relume.controlplane.history.files import append_line, make_directory, publish, sync
 from relume.controlplane.history.group_codec import decode_groups, encode_group
+from relume.controlplane.history.unpacking import BadPacking, Unpacker
 from relume.events.log.errors import BrokenChain, CorruptSegment
 from relume.events.log.interface import RevisionGroup
 from relume.events.log.segment import Chain, Segment
@@ -172,8 +173,9 @@ class Archive:
         data = self._verified(entry)
         (length,) = _LEN.unpack_from(data, len(MAGIC))
         at = len(MAGIC) + _LEN.size + length
+        unpacker = Unpacker()
         while True:
-            raw, packed, crc, count = _BLOCK.unpack_from(data, at)
+            _, packed, crc, count = _BLOCK.unpack_from(data, at)
             at += _BLOCK.size
             if not count:
                 return
@@ -182,8 +184,8 @@ class Archive:
             if zlib.crc32(block) != crc:
                 raise DamagedFile(path, "crc of a block does not fit")
             try:
-                yield from decode_groups(zlib.decompress(block, bufsize=raw))
-            except (zlib.error, struct.error, CorruptSegment) as error:
+                yield from decode_groups(unpacker.unpack(block))
+            except (BadPacking, struct.error, CorruptSegment) as error:
                 raise DamagedFile(path, str(error)) from None
 
     def _verified(self, entry: Entry) -> bytes:

@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from relume.controlplane.history.errors import DamagedFile, OtherBuild
 from relume.controlplane.history.files import make_directory, write_whole
+from relume.controlplane.history.unpacking import BadPacking, Unpacker
 from relume.policies.decision_versions import shape_name
 from relume.policies.state.fleet import Fleet, load, state_hash
 
@@ -120,8 +121,8 @@ def read(path: Path, log_id: str, expected_hash: str = "") -> Snapshot:
         raise DamagedFile(path, "crc does not fit")
     try:
         header = msgspec.json.decode(body[:length], type=Header)
-        dumped = zlib.decompress(body[length:])
-    except (msgspec.DecodeError, zlib.error) as error:
+        dumped = Unpacker().unpack(body[length:])
+    except (msgspec.DecodeError, BadPacking) as error:
         raise DamagedFile(path, str(error)) from None
     if header.log != log_id:
         raise DamagedFile(path, f"is of log {header.log}, not of {log_id}")

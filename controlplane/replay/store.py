@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from relume.controlplane.history.files import publish, sync
 from relume.controlplane.history.group_codec import decode_groups, encode_group
+from relume.controlplane.history.unpacking import BadPacking, Unpacker
 from relume.events import vocabulary as v
 from relume.events.log.errors import CorruptSegment, LogError
 from relume.events.log.interface import RevisionGroup
@@ -38,7 +39,6 @@ VERSION = 1
 SUFFIX = ".rlog"
 _FRAME = struct.Struct("<cI")
 _BLOCK_BYTES = 1 << 20
-_MOST_BYTES = 1 << 30
 
 
 class BadStoredLog(LogError):
@@ -97,6 +97,8 @@ class StoredLog:
             self._file: BinaryIO = self.path.open("rb")
         except OSError as error:
             raise BadStoredLog(self.path, error.strerror or "unreadable") from None
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._unpacker = Unpacker()
         try:
             self.header = self._read_header()
             self._pending = self._frame()
@@ -166,17 +168,12 @@ class StoredLog:
         if len(head) != _FRAME.size:
             raise BadStoredLog(self.path, "is cut short")
         kind, size = _FRAME.unpack(head)
-        packed = self._file.read(size)
-        if len(packed) != size:
+        if size > self._size - self._file.tell():
             raise BadStoredLog(self.path, "is cut short")
         try:
-            unpacker = zlib.decompressobj()
-            payload = unpacker.decompress(packed, _MOST_BYTES)
-        except zlib.error as error:
-            raise BadStoredLog(self.path, f"damaged: {error}") from None
-        if not unpacker.eof:
-            raise BadStoredLog(self.path, "damaged: a frame does not end")
-        return kind, payload
+            return kind, self._unpacker.unpack(self._file.read(size))
+        except BadPacking as error:
+            raise BadStoredLog(self.path, str(error)) from None
 
 
 def save(
