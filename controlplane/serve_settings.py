@@ -16,7 +16,13 @@ from relume.events.etcd.config import EtcdConfig, parse_url
 from relume.events.etcd.errors import BadUrl
 from relume.events.settings import sources
 from relume.events.settings.config_error import ConfigError, without_credentials
-from relume.events.settings.declared import Setting, limits, option, settings_of
+from relume.events.settings.declared import (
+    Setting,
+    limits,
+    masked_repr,
+    option,
+    settings_of,
+)
 from relume.policies.admission import admission_settings
 from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints import checkpoint_settings
@@ -60,7 +66,9 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
     etcd: Annotated[
         tuple[str, ...],
         option(
-            "Endpoints of etcd: host:port, or one https:// URL with options",
+            "Endpoints of etcd: host:port, or one URL http[s]://user:password@host:port,.../prefix?ca=FILE; "
+            "give a password as @FILE or in the environment, because every account sees flags",
+            secret=True,  # it may have a password
             variable="RELUME_ETCD_ENDPOINTS",
         ),
     ] = ("127.0.0.1:2379",)
@@ -321,6 +329,9 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
 
+    def __repr__(self) -> str:
+        return masked_repr(self)
+
 
 SETTINGS: dict[str, Setting] = settings_of(ServeConfig)
 
@@ -394,13 +405,17 @@ def check(config: ServeConfig) -> None:
 
 def etcd_config(config: ServeConfig) -> EtcdConfig:
     """How this replica reaches its log. Raises ConfigError."""
-    base = EtcdConfig(endpoints=config.etcd, prefix=config.prefix)
-    if config.etcd and "://" in config.etcd[0]:
-        try:
-            # A URL may name several members; its commas were read as those of the list.
-            base = parse_url(",".join(config.etcd))
-        except BadUrl as error:
-            raise ConfigError("etcd", "***", str(error), _URL_FORM) from None
+    # A URL may name several members; its commas were read as those of the list.
+    url = ",".join(config.etcd)
+    try:
+        if "://" in url:
+            base = parse_url(url)
+        elif "@" in url:
+            base = parse_url(f"http://{url}{config.prefix}")
+        else:
+            base = EtcdConfig(endpoints=config.etcd, prefix=config.prefix)
+    except BadUrl as error:
+        raise ConfigError("etcd", "***", str(error), _URL_FORM) from None
     return msgspec.structs.replace(
         base,
         **config.etcd_limits,

@@ -232,8 +232,12 @@ async def check_etcd(config: ServeConfig) -> list[Finding]:
     """Version, health, space, and the shortest lease it grants."""
     from relume.events.etcd.factory import EtcdLog
 
-    where = ", ".join(config.etcd)
-    async with EtcdLog(serve_settings.etcd_config(config)) as log:
+    try:
+        etcd = serve_settings.etcd_config(config)
+    except ConfigError as error:
+        return [Finding("fail", "etcd", error.problem, error.remedy)]
+    where = ", ".join(etcd.endpoints)
+    async with EtcdLog(etcd) as log:
         probe = await log.probe()
         findings = [
             Finding("warn", "etcd", f"{m.endpoint}: {m.error}", "one endpoint of several is away")

@@ -99,6 +99,10 @@ def options_of(args: argparse.Namespace) -> FleetOptions:
 def main(args: argparse.Namespace) -> int:
     """Run until SIGINT or SIGTERM. Exit 1 with the reason when the fleet does not come up."""
     options = options_of(args)
+    if "@" in options.etcd:
+        remedy = "start `relume serve` and `relume worker` with --etcd @FILE"
+        print(f"relume up: --etcd takes HOST:PORT and no password; {remedy}", file=sys.stderr)
+        return 2
     if find_spec("vllm") is None:
         remedy = "install vLLM in this environment (in a checkout: make env)"
         print(f"relume up: its workers need vLLM; {remedy}", file=sys.stderr)

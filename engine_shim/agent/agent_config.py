@@ -23,7 +23,7 @@ from relume.events.etcd.config import EtcdConfig, parse_url
 from relume.events.etcd.errors import BadUrl
 from relume.events.settings import sources
 from relume.events.settings.config_error import ConfigError
-from relume.events.settings.declared import limits, option
+from relume.events.settings.declared import limits, masked_repr, option
 from relume.events.settings.flags import add_flags
 from relume.events.vocabulary.enums import HostKind
 
@@ -56,7 +56,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         str,
         option(
             "Endpoints of etcd, or a URL http[s]://user:password@host:port,.../prefix?ca=FILE; "
-            "give a URL with a password in the environment, not as a flag",
+            "give a password as @FILE or in the environment, because every account sees flags",
+            secret=True,  # it may have a password
             metavar="HOST:PORT,...",
             variable="RELUME_ETCD_ENDPOINTS",  # RELUME_ETCD names the etcd program
         ),
@@ -249,6 +250,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         option("Arguments of vLLM; on the command line all that follow `--`", is_flag=False),
     ] = ()
+
+    def __repr__(self) -> str:
+        return masked_repr(self)
 
     def check(self) -> AgentConfig:
         """This configuration, if its settings fit one another. Raises ConfigError."""

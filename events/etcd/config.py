@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -9,8 +10,9 @@ import msgspec
 from msgspec import Struct
 
 from relume.events.etcd.errors import BadUrl
-from relume.events.settings.declared import option
+from relume.events.settings.declared import masked_repr, option
 
+_PASSWORD = re.compile(r"([?&]password=)[^&]*")
 BACKOFF_MIN_MS = 20
 """Minimum pause before a member is tried again."""
 
@@ -33,7 +35,7 @@ class EtcdConfig(Struct, frozen=True, kw_only=True):
     prefix: str = "/relume/v1"
     tls: TlsConfig | None = None
     user: str = ""
-    password: str = ""
+    password: Annotated[str, option("Password of `user`", secret=True)] = ""
     """For etcd's own authentication; empty user means none."""
 
     call_timeout_ms: Annotated[
@@ -108,9 +110,14 @@ class EtcdConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 2_000
 
+    def __repr__(self) -> str:
+        return masked_repr(self)
+
     def __post_init__(self) -> None:
         if not self.endpoints:
             raise BadUrl("no etcd endpoint given")
+        if any("@" in endpoint for endpoint in self.endpoints):
+            raise BadUrl("an endpoint of etcd has a user or password; give one URL for all")
         if self.lease_ttl_s < 1 or self.call_timeout_ms < 1 or self.linger_ms < 0:
             raise BadUrl("lease_ttl_s and call_timeout_ms must be positive, linger_ms not negative")
         if not self.prefix.startswith("/") or self.prefix.endswith("/"):
@@ -121,9 +128,15 @@ def parse_url(url: str) -> EtcdConfig:
     """`http[s]://[user:password@]host:port[,host:port...][/prefix][?option=value...]`.
 
     Options are EtcdConfig's field names, and `ca`, `cert`, `key`, `server_name` with
-    https. `etcd://` means http. Raises BadUrl.
+    https. `etcd://` means http. Raises BadUrl, whose text has neither user nor password.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise BadUrl(f"{_without_secrets(url)!r} is no URL") from None
+    if "@" in url and "@" not in parts.netloc:
+        raise BadUrl(f"{_without_secrets(url)!r}: percent-encode the password (/ is %2F, # is %23)")
+    url = _without_secrets(url)
     if parts.scheme not in ("http", "https", "etcd"):
         raise BadUrl(f"{url!r}: expected http://host:port[,host:port...]")
     credentials, _, hosts = parts.netloc.rpartition("@")
@@ -147,6 +160,15 @@ def parse_url(url: str) -> EtcdConfig:
         return msgspec.convert(fields, EtcdConfig, strict=False)
     except msgspec.ValidationError as error:
         raise BadUrl(f"{url!r}: {error}") from None
+
+
+def _without_secrets(url: str) -> str:
+    """`url` for people."""
+    before, at, after = url.rpartition("@")
+    if at:
+        scheme, mark, _ = before.partition("://")
+        url = f"{scheme}{mark}***@{after}" if mark else f"***@{after}"
+    return _PASSWORD.sub(r"\1***", url)
 
 
 def _with_port(host: str, url: str) -> str:

@@ -7,7 +7,8 @@ import re
 from relume.events.log.errors import RelumeError
 from relume.events.settings.declared import flag_of
 
-_CREDENTIALS = re.compile(r"//[^/@]*@")
+_IN_A_URL = re.compile(r"//[^\s'\",]*@")
+_WITHOUT_SCHEME = re.compile(r"[^\s'\",/:@=()\[]+:[^\s'\",@]*@")
 
 
 class ConfigError(RelumeError):
@@ -22,7 +23,9 @@ class ConfigError(RelumeError):
     def __init__(self, field: str, value: object, problem: str, remedy: str, source: str = ""):
         came_from = f" (from {source})" if source else ""
         problem = without_credentials(problem)
-        super().__init__(f"{field} = {value!r}{came_from}: {problem}; {remedy}")
+        value = without_credentials(value) if isinstance(value, str) else value
+        shown = without_credentials(repr(value))
+        super().__init__(f"{field} = {shown}{came_from}: {problem}; {remedy}")
         self.field = field
         self.value = value
         self.problem = problem
@@ -36,5 +39,5 @@ class ConfigError(RelumeError):
 
 
 def without_credentials(text: str) -> str:
-    """`text` with user and password of every URL in it masked."""
-    return _CREDENTIALS.sub("//***@", text)
+    """`text` with user and password of every URL in it masked, and those of `user:password@host`."""
+    return _WITHOUT_SCHEME.sub("***@", _IN_A_URL.sub("//***@", text))

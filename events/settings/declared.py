@@ -165,6 +165,15 @@ def limits_of(declaration: type[Struct]) -> dict[str, Setting]:
     return {n: s for n, s in settings.items() if s.least is not None and s.most is not None}
 
 
+def masked_repr(config: Struct) -> str:
+    """`repr` of a struct of settings, with its secrets masked: logs and tracebacks show it."""
+    shown = []
+    for name, setting in settings_of(type(config)).items():
+        value = getattr(config, name)
+        shown.append(f"{name}={'***' if value and setting.secret else repr(value)}")
+    return f"{type(config).__name__}({', '.join(shown)})"
+
+
 def _setting(field: msgspec.structs.FieldInfo, hint: Any) -> Setting:
     default = field.default
     if default is NODEFAULT and field.default_factory is not NODEFAULT:
