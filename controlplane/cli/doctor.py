@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relume.controlplane import serve_settings
 from relume.controlplane.cli.admin_client import EXIT_NO, read_fleet_file
+from relume.controlplane.cli.etcd_roles import print_roles
 from relume.controlplane.cli.output import print_json
 from relume.controlplane.history.quota import QUOTA_SHED_PERCENT
 from relume.controlplane.serve_settings import ServeConfig
@@ -59,11 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the engine's Python [RELUME_ENGINE_PYTHON; default: this one]",
     )
     parser.add_argument("--state-dir", default=".relume", help="state of `relume up`")
+    parser.add_argument(
+        "--etcd-roles",
+        metavar="WORKER,...",
+        help="check nothing: print the etcdctl commands that make a user of etcd for the control "
+        "plane, a reader and each of these workers, with the permissions it needs",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def doctor(args: argparse.Namespace) -> int:
     """Print all findings; exit 1 when one of them is `fail`."""
+    if args.etcd_roles is not None:
+        config = serve_settings.load(vars(args), os.environ, args.config)
+        return print_roles(serve_settings.etcd_config(config), args.etcd_roles.split(","))
     findings = list(examine(args))
     failed = any(f.level == "fail" for f in findings)
     if args.json:

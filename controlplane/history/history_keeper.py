@@ -36,7 +36,7 @@ from relume.controlplane.history.cycle import (
     until_reached,
 )
 from relume.controlplane.history.quota import Level, QuotaConfig
-from relume.controlplane.history.relief import relieve
+from relume.controlplane.history.relief import relieve, shrink
 from relume.controlplane.history.vault import Vault
 from relume.controlplane.replica.leader import Leadership
 from relume.events import vocabulary as v
@@ -253,8 +253,7 @@ class Keeper:
         space = await self._maintenance.space()
         if quota.worth_defragmenting(space.size_bytes, space.used_bytes, self.config.quota):
             log.info("defragmenting", bytes=space.size_bytes, used=space.used_bytes)
-            await self._maintenance.defragment(space)
-            self._step("defragmented")
+            await shrink(self._maintenance, space, self._step)
         await self._look()
 
     async def _relieve(self, vault: Vault, epoch: int) -> None:

@@ -12,9 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import structlog
+
 from relume.controlplane.history.cycle import FoldCopy, Step, preserve, trim
 from relume.controlplane.history.vault import Vault
+from relume.events.etcd.errors import AccessRefused
 from relume.events.etcd.maintenance import Maintenance, Space
+
+log = structlog.get_logger("relume.history")
+BY_HAND = (
+    "run `etcdctl defrag --cluster` as root of etcd, or let replicas do it: "
+    "`etcdctl user grant-role relume-control root`"
+)
+
+
+async def shrink(maintenance: Maintenance, space: Space, step: Step) -> None:
+    """Defragment all members. etcd reserves that for its role root: if this replica's user lacks
+    it, an operator must. Raises LogUnavailable."""
+    try:
+        await maintenance.defragment(space)
+    except AccessRefused as error:
+        log.error("defragmentation_refused", reason=str(error), remedy=BY_HAND)
+    else:
+        step("defragmented")
 
 
 async def relieve(
@@ -39,8 +59,7 @@ async def relieve(
         await preserve(vault, moment, step)
         await maintenance.compact(moment.covers, physical=True)
     step("freed")
-    await maintenance.defragment(await maintenance.space())
-    step("defragmented")
+    await shrink(maintenance, await maintenance.space(), step)
     await maintenance.disarm(await maintenance.space())
     step("disarmed")
     return await maintenance.space()

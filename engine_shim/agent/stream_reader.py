@@ -56,7 +56,8 @@ class FleetReader:
                     yield RevisionGroup(revision, segments)
 
     async def _read(self, streams: Sequence[str]) -> tuple[int, list[RevisionGroup]]:
-        answer = await self._client.range(self._keys.own, count_only=True)
+        # Any key that this worker's user of etcd may read tells the revision.
+        answer = await self._client.range(self._keys.stream(self._streams[0]), count_only=True)
         scan = Scan(self._client, self._keys, answer.header.revision)
         extents = [await scan.extent(stream) for stream in streams]
         found: list[PlacedSegment] = await scan.segments(extents)

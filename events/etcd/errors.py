@@ -36,6 +36,12 @@ class LeaseGone(LogError):
         self.lease = lease
 
 
+PERMISSIONS_REMEDY = (
+    "the user of etcd in --etcd lacks this permission: give each process its own user; "
+    "`relume doctor --etcd-roles WORKER,...` prints the commands"
+)
+
+
 class AccessRefused(LogError):
     """Wrong credentials, or a role that may not do this. Retrying does not help."""
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.client.etcd_versions import NotAVersion, judge, parse_version
 from relume.events.etcd.config import EtcdConfig, parse_url
+from relume.events.etcd.keys import Keys
 from relume.events.etcd.metrics import quota_bytes
 from relume.events.etcd.reader.log_reader import EtcdReader, Heads
 from relume.events.etcd.reader.scan import together
@@ -79,7 +80,8 @@ class EtcdLog:
         versions = sorted({m.version for m in members if m.version})
         try:
             count = len((await self.client.members()).members)
-            revision = (await self.client.range(b"\0", count_only=True)).header.revision
+            identity = Keys(self.config.prefix).identity
+            revision = (await self.client.range(identity, count_only=True)).header.revision
             alarms = tuple(_alarm(a) for a in (await self.client.alarms()).alarms)
         except LogError as error:
             return Probe(members=members, member_count=len(members), error=str(error))

@@ -3,6 +3,9 @@
 {prefix}/own/{stream}             owner key, lease-bound; create_revision = epoch
 {prefix}/log/{stream}/{seq:016x}  one segment, immutable
 {prefix}/snap/{revision:016x}     manifest of a snapshot
+{prefix}/id                       name of the log
+
+`permissions` says which process may read and write which of them.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class Keys:
         self.own = self.root + b"own/"
         self.log = self.root + b"log/"
         self.snap = self.root + b"snap/"
+        self.identity = self.root + b"id"
 
     def owner(self, stream: str) -> bytes:
         """Owner key of `stream`. Raises BadStreamName."""

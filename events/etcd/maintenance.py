@@ -75,7 +75,7 @@ class Maintenance:
         self.stream = stream
         self._client = client
         self._keys = Keys(client.config.prefix)
-        self._identity = self._keys.root + b"id"
+        self._identity = self._keys.identity
 
     # --- identity ----------------------------------------------------------------------
 

@@ -215,6 +215,7 @@ def end(runs: list[Run]) -> None:
             run.process.wait()
 
 
+@pytest.mark.etcd
 @pytest.mark.full
 async def test_no_process_shows_it_however_it_fails(guarded: EtcdServer, tmp_path: Path) -> None:
     """Flags name a file: `ps` shows its path."""

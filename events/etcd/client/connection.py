@@ -23,6 +23,7 @@ from grpc import aio
 
 from relume.events.etcd.config import BACKOFF_MIN_MS, EtcdConfig, TlsConfig
 from relume.events.etcd.errors import (
+    PERMISSIONS_REMEDY,
     AccessRefused,
     CallFailed,
     LeaseGone,
@@ -334,7 +335,9 @@ def _typed(error: aio.AioRpcError, method: str, endpoint: str, requested: int) -
     if "message larger than max" in detail.lower():
         sent = re.search(r"(?i)sent message larger", detail) or "request" in detail
         return RequestRefused(detail) if sent else ResponseTooLarge(detail)
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+    if code is grpc.StatusCode.PERMISSION_DENIED or detail.endswith("permission denied"):
+        return AccessRefused(f"{method} at {endpoint}: {detail}; {PERMISSIONS_REMEDY}")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
         return AccessRefused(f"{method} at {endpoint}: {detail}")
     if "authentication failed" in detail or "user name is empty" in detail:
         return AccessRefused(f"{method} at {endpoint}: {detail}")

@@ -27,7 +27,12 @@ from grpc import aio
 
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.config import BACKOFF_MIN_MS
-from relume.events.etcd.errors import AccessRefused, CallFailed, LogWentBack
+from relume.events.etcd.errors import (
+    PERMISSIONS_REMEDY,
+    AccessRefused,
+    CallFailed,
+    LogWentBack,
+)
 from relume.events.log.errors import Compacted, LogUnavailable
 
 
@@ -105,7 +110,8 @@ class Watch:
             raise Compacted(self.after, answer.compact_revision)
         if answer.canceled:
             if "permission denied" in answer.cancel_reason:
-                raise AccessRefused(f"watch of {self._key!r}: {answer.cancel_reason}")
+                text = f"watch of {self._key!r}: {answer.cancel_reason}; {PERMISSIONS_REMEDY}"
+                raise AccessRefused(text)
             raise CallFailed("Watch", endpoint, "CANCELLED", answer.cancel_reason)
 
     async def _ask(self) -> bool:
