@@ -26,6 +26,7 @@ from relume.chaos.runner.report.report_command import EXIT, report_command
 from relume.chaos.runner.shrink import NotFailing, shrink, size_of
 from relume.chaos.scenario.problems import ScenarioError
 from relume.chaos.scenario.request_traces import TraceError
+from relume.controlplane.cli.output import print_lines
 from relume.events.log.errors import LogError
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -108,7 +109,7 @@ def _run(given: argparse.Namespace) -> int:
     else:
         done = world.judged(lambda: world.simulate(case), given.limit or 120.0)
     if done.verdict is None or done.run is None:
-        print("\n".join(("FAILED: the run could not be judged", *done.why)))
+        print_lines(("FAILED: the run could not be judged", *done.why))
         print(f"repeat: {case.command}")
         return 1
     command = case.command + (" --live" if given.live else "")
@@ -118,7 +119,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.json:
         print(msgspec.json.encode(done.verdict).decode())
     else:
-        print("\n".join(telling.verdict_lines(done.verdict)))
+        print_lines(telling.verdict_lines(done.verdict))
         print(f"took {done.took_s:.2f} s for {done.run.ended_ns / 1e9:.1f} s of the fleet")
         print(f"repeat: {command}")
     return EXIT[done.verdict.result]

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from relume.controlplane.cli.admin_client import EXIT_NO, AdminClient, CliError
-from relume.controlplane.cli.output import print_json, print_table
+from relume.controlplane.cli.output import print_json, print_line, print_lines, print_table
 from relume.controlplane.incidents.sentences import clock
 from relume.controlplane.replay.rendering import level_lines
 from relume.events import vocabulary as v
@@ -33,8 +33,8 @@ def degradation(args: argparse.Namespace) -> int:
         _print_models(found)
     for at_ms, one in decided:
         first, *rest = level_lines(one)
-        print(f"{clock(at_ms)}  {first}")
-        print("".join(f"          {line}\n" for line in rest), end="")
+        print_line(f"{clock(at_ms)}  {first}")
+        print_lines(f"          {line}" for line in rest)
     return 0
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from relume.controlplane import serve_settings
 from relume.controlplane.cli.admin_client import EXIT_NO, read_fleet_file
 from relume.controlplane.cli.etcd_roles import print_roles
-from relume.controlplane.cli.output import print_json
+from relume.controlplane.cli.output import print_json, print_line
 from relume.controlplane.history.quota import QUOTA_SHED_PERCENT
 from relume.controlplane.serve_settings import ServeConfig
 from relume.events.settings.config_error import ConfigError
@@ -80,9 +80,9 @@ def doctor(args: argparse.Namespace) -> int:
         print_json({"ok": not failed, "findings": [f._asdict() for f in findings]})
     else:
         for finding in findings:
-            print(f"{finding.level:<5} {finding.check:<9} {finding.text}")
+            print_line(f"{finding.level:<5} {finding.check:<9} {finding.text}")
             if finding.remedy:
-                print(f"{'':<15} -> {finding.remedy}")
+                print_line(f"{'':<15} -> {finding.remedy}")
     return EXIT_NO if failed else 0
 
 

@@ -7,6 +7,7 @@ import time
 
 from relume.controlplane.cli.admin_client import EXIT_NO, AdminClient
 from relume.controlplane.cli.fleet_commands import change
+from relume.controlplane.cli.output import print_line
 
 POLL_S = 0.5
 
@@ -27,19 +28,19 @@ def _wait(client: AdminClient, worker: str, seconds: float) -> int:
     while True:
         found = client.get(f"workers/{worker}")
         if not found["draining"]:
-            print(f"{worker} takes requests again: the drain was cancelled")
+            print_line(f"{worker} takes requests again: the drain was cancelled")
             return EXIT_NO
         held = sum(
             h["requests"] for h in client.get("checkpoints")["holders"] if h["worker"] == worker
         )
         if not found["requests"] and not held:
-            print(f"{worker} is empty")
+            print_line(f"{worker} is empty")
             return 0
         left = f"{worker}: {found['requests']} requests run there, of {held} it holds checkpoints"
         if left != shown:
-            print(left, flush=True)
+            print_line(left)
             shown = left
         if time.monotonic() >= deadline:
-            print(f"{worker} is not empty after {seconds:g} s; the drain continues")
+            print_line(f"{worker} is not empty after {seconds:g} s; the drain continues")
             return EXIT_NO
         time.sleep(min(POLL_S, max(deadline - time.monotonic(), 0.0)))

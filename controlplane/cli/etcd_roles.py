@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from shlex import quote
 from urllib.parse import urlencode
 
 from relume.controlplane.cli.admin_client import EXIT_NO
+from relume.controlplane.cli.output import print_error, print_lines
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.keys import BadStreamName, Keys
 from relume.events.etcd.permissions import Grant, of_control_plane, of_reader, of_worker
@@ -31,9 +31,9 @@ def print_roles(etcd: EtcdConfig, workers: Sequence[str]) -> int:
     try:
         lines = list(commands(etcd, [name.strip() for name in workers if name.strip()]))
     except BadStreamName as error:
-        print(f"relume doctor: --etcd-roles: {error}", file=sys.stderr)
+        print_error(f"relume doctor: --etcd-roles: {error}")
         return EXIT_NO
-    print("\n".join(lines))
+    print_lines("\n".join(lines).split("\n"))
     return 0
 
 

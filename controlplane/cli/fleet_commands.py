@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from relume.controlplane.cli.admin_client import EXIT_NO, EXIT_REFUSED, AdminClient, CliError
-from relume.controlplane.cli.output import milliseconds, print_json, print_table
+from relume.controlplane.cli.output import milliseconds, print_json, print_line, print_table
 from relume.events.vocabulary.enums import CommandState
 
 ANSWER_S = 5.0
@@ -25,20 +25,20 @@ def status(args: argparse.Namespace) -> int:
         print_json(fleet)
         return 0
     leader, log = fleet["leader"], fleet["log"]
-    print(f"serving    {'yes' if fleet['serving'] else 'NO: no worker could take a request'}")
-    print(f"models     {', '.join(fleet['models']) or 'none seen yet'}")
-    print(
+    print_line(f"serving    {'yes' if fleet['serving'] else 'NO: no worker could take a request'}")
+    print_line(f"models     {', '.join(fleet['models']) or 'none seen yet'}")
+    print_line(
         f"leader     {leader['leader'] or 'none'} (epoch {leader['epoch']}, tick {leader['tick']})"
     )
     away = "" if log["healthy"] else ", ETCD AWAY: events wait on this machine's disk"
-    print(f"log        revision {log['revision']}, {log['pending']} events on their way{away}")
-    print(
+    print_line(f"log        revision {log['revision']}, {log['pending']} events on their way{away}")
+    print_line(
         f"requests   {fleet['live_requests']} live, {fleet['arrived']} arrived, "
         f"{fleet['ended']} ended, {fleet['decisions']} decisions"
     )
-    print()
+    print_line()
     _print_workers(fleet["workers"])
-    print()
+    print_line()
     print_table(
         ("replica", "state", "address", "pid", "policy"),
         [
@@ -168,9 +168,9 @@ def leader(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
     elif found["leader"]:
-        print(f"{found['leader']} leads: epoch {found['epoch']}, tick {found['tick']}")
+        print_line(f"{found['leader']} leads: epoch {found['epoch']}, tick {found['tick']}")
     else:
-        print("no leader: requests are served, fleet-wide decisions wait")
+        print_line("no leader: requests are served, fleet-wide decisions wait")
     return 0 if found["leader"] else EXIT_NO
 
 
@@ -202,7 +202,7 @@ def restart(args: argparse.Namespace) -> int:
         return 0
     _print_command(args, done)
     if outcome == PENDING:
-        print(f"{args.worker}: its agent has not answered yet; it will when it is back")
+        print_line(f"{args.worker}: its agent has not answered yet; it will when it is back")
     return 0
 
 
@@ -222,9 +222,11 @@ def _print_command(args: argparse.Namespace, done: dict[str, Any]) -> None:
     if args.json:
         print_json(done)
     elif done["state"] == "accepted":
-        print(f"{done['command']} {done['target']}: in the log; the leader has not answered yet")
+        print_line(
+            f"{done['command']} {done['target']}: in the log; the leader has not answered yet"
+        )
     else:
-        print(f"{done['command']} {done['target']}: decided at revision {done['revision']}")
+        print_line(f"{done['command']} {done['target']}: decided at revision {done['revision']}")
 
 
 def config(args: argparse.Namespace) -> int:

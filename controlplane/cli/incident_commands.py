@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from relume.controlplane.cli.admin_client import EXIT_NO, EXIT_USAGE, AdminClient, CliError
-from relume.controlplane.cli.output import print_json, print_table
+from relume.controlplane.cli.output import print_json, print_lines, print_table
 from relume.controlplane.incidents.incident import Incident, IncidentInfo
 from relume.controlplane.incidents.incident_fold import incidents_of
 from relume.controlplane.incidents.sentences import clock, find, info, lines, whole
@@ -66,7 +66,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         print_json(msgspec.to_builtins(record))
     else:
-        print("\n".join(lines(record)))
+        print_lines(lines(record))
     return 0
 
 

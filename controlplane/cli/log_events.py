@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from relume.controlplane.cli.admin_client import AdminClient
+from relume.controlplane.cli.output import print_line
 
 NOISE = (
     "engine_step,groups_received,tick,state_hashed,"
@@ -72,7 +73,7 @@ def _show(args: argparse.Namespace, info: dict[str, Any]) -> None:
         if name not in _HIDDEN and value not in ("", [], None)
     )
     line = f"{clock} {info['id']:>9} {info['stream']:<6} {event['type']:<22} {about} {rest}"
-    print(line.rstrip(), flush=True)
+    print_line(line.rstrip())
 
 
 def _brief(value: Any) -> str:

@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from relume.controlplane.cli.output import print_error
+
 EPILOG = """
 examples:
   relume up                          a fleet on this machine: etcd, control plane, 3 workers
@@ -275,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise  # a part of ours is missing: a bug
         remedy = _REMEDIES.get(missing, "run: pip install 'relume[control]'")
         command = f"relume {given[0]}" if given else "relume"
-        print(f"{command}: needs the package {missing}; {remedy}", file=sys.stderr)
+        print_error(f"{command}: needs the package {missing}; {remedy}")
         return 2
 
 
@@ -286,10 +288,10 @@ def _run(args: argparse.Namespace) -> int:
     try:
         return _resolve(COMMANDS[args.command].run)(args)
     except CliError as error:
-        print(f"relume {args.command}: {error}", file=sys.stderr)
+        print_error(f"relume {args.command}: {error}")
         return error.code
     except RelumeError as error:
-        print(f"relume {args.command}: {error}", file=sys.stderr)
+        print_error(f"relume {args.command}: {error}")
         return getattr(error, "exit_code", EXIT_NO)
     except KeyboardInterrupt:
         return 130
@@ -365,7 +367,7 @@ def demo(rest: list[str]) -> int:
     It is part of the distribution relume-chaos: a checkout has it, a worker host need not."""
     if find_spec("relume.chaos") is None:
         missing = "relume demo: the distribution relume-chaos is not installed"
-        print(f"{missing}; install it, or use a checkout (make demo)", file=sys.stderr)
+        print_error(f"{missing}; install it, or use a checkout (make demo)")
         return 2
     return _become("relume.chaos.demo", rest)
 

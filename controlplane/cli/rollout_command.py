@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from relume.controlplane.cli.admin_client import EXIT_NO, AdminClient, CliError
-from relume.controlplane.cli.output import print_json
+from relume.controlplane.cli.output import print_json, print_line
 
 POLL_S = 0.5
 
@@ -43,12 +43,12 @@ def _show(client: AdminClient, args: argparse.Namespace) -> int:
             break
         if (line := _line(found)) != shown and not args.json:
             shown = line
-            print(line, flush=True)
+            print_line(line)
         time.sleep(min(POLL_S, max(deadline - time.monotonic(), 0.0)))
     if args.json:
         print_json(found)
     elif (line := _line(found)) != shown:
-        print(line)
+        print_line(line)
     return EXIT_NO if args.wait is not None and goes_on else 0
 
 

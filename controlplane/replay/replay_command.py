@@ -22,7 +22,7 @@ from relume.controlplane.cli.admin_client import (
     CliError,
     read_fleet_file,
 )
-from relume.controlplane.cli.output import print_json, print_table
+from relume.controlplane.cli.output import print_json, print_line, print_lines, print_table
 from relume.controlplane.replay import rendering
 from relume.controlplane.replay.divergence import Verdict
 from relume.controlplane.replay.recorded_log import History, from_etcd, from_file
@@ -131,9 +131,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report)
     else:
-        print(f"log: {history.origin}")
+        print_line(f"log: {history.origin}")
         if args.export:
-            print(f"stored in {args.export} ({report['exported']['records']} records)")
+            print_line(f"stored in {args.export} ({report['exported']['records']} records)")
         if verdict is not None:
             _print_verdict(verdict)
         else:
@@ -166,7 +166,7 @@ def _sqlite(args: argparse.Namespace) -> int:
         print_json({"file": args.sqlite, "rows": counts})
     else:
         rows = ", ".join(f"{count} {table}" for table, count in counts.items())
-        print(f"{args.sqlite}: {rows}")
+        print_line(f"{args.sqlite}: {rows}")
     return 0
 
 
@@ -220,7 +220,7 @@ def run_why(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rendering.to_json(found))
     else:
-        print("\n".join(rendering.lines_of(found)))
+        print_lines(rendering.lines_of(found))
     return 0
 
 
@@ -308,20 +308,25 @@ def _print_verdict(verdict: Verdict) -> None:
     print_table(("what", "count"), rows, "")
     for divergence in verdict.divergences[:_SHOWN]:
         place = f"{divergence.stream}:{divergence.position}" if divergence.stream else "log"
-        print(f"\n{divergence.what} at revision {divergence.revision}, {place}")
-        print(f"  recorded: {divergence.expected}")
-        print(f"  replayed: {divergence.actual}")
+        print_line()
+        print_line(f"{divergence.what} at revision {divergence.revision}, {place}")
+        print_line(f"  recorded: {divergence.expected}")
+        print_line(f"  replayed: {divergence.actual}")
     for line in verdict.unreadable:
-        print(f"\n{line}")
+        print_line()
+        print_line(line)
     for what, count in verdict.untaken.items():
         known = decision_versions.DECISION_VERSIONS.get(what.partition(" ")[0], "none")
-        print(f"\ncannot retake {count} decisions: {what}; the version of this build: {known}")
+        print_line()
+        print_line(f"cannot retake {count} decisions: {what}; the version of this build: {known}")
     if verdict.untaken and not verdict.divergences:
-        print("no divergence in the decisions that this build can retake")
+        print_line("no divergence in the decisions that this build can retake")
     elif verdict.ok:
-        print("\nevery decision came out the same")
+        print_line()
+        print_line("every decision came out the same")
     elif not verdict.divergences:
-        print("\nno divergence, but no decision had an alternative: this log proves nothing")
+        print_line()
+        print_line("no divergence, but no decision had an alternative: this log proves nothing")
 
 
 def _print_state(state: dict[str, Any], history: History) -> None:
@@ -329,7 +334,7 @@ def _print_state(state: dict[str, Any], history: History) -> None:
     from relume.controlplane.replay.debugger.screen import show
 
     show(console_of(), "state", state)
-    print()
+    print_line()
     print_table(("stream", "segments", "kind of event", "count"), list(_counted(history)), "")
 
 

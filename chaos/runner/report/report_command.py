@@ -12,6 +12,7 @@ from relume.chaos.runner.judge import Verdict
 from relume.chaos.runner.report.page import page
 from relume.chaos.runner.report.timeline import timeline
 from relume.chaos.runner.report.verdict_text import verdict_lines
+from relume.controlplane.cli.output import print_line, print_lines
 
 EXIT = {"passed": 0, "failed": 1, "inconclusive": 2}
 
@@ -27,10 +28,10 @@ def report_command(
         whole = {"run": run, "verdict": verdict, "timeline": run_timeline}
         print(msgspec.json.encode(whole).decode())
     elif html is not None:
-        print(html)
+        print_line(str(html))
     else:
-        print("\n".join(verdict_lines(verdict)))
+        print_lines(verdict_lines(verdict))
         dirty = " with changes" if run.dirty else ""
-        print(f"commit {run.commit or 'unknown'}{dirty}")
-        print(f"repeat: {run.command}")
+        print_line(f"commit {run.commit or 'unknown'}{dirty}")
+        print_line(f"repeat: {run.command}")
     return EXIT[verdict.result]

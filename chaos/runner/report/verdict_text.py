@@ -25,7 +25,8 @@ def verdict_lines(verdict: Verdict) -> Iterator[str]:
         yield ""
         yield from _faults(verdict)
     if verdict.unknown:
-        yield f"\n{verdict.unknown} answers broke off: how they ended is unknown"
+        yield ""
+        yield f"{verdict.unknown} answers broke off: how they ended is unknown"
     if verdict.not_yet:
         text = f"not yet applicable: {', '.join(verdict.not_yet)}"
         yield ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import cmd
 import contextlib
 import json
-import sys
 from collections.abc import Iterable
 
 from rich.console import Console
 from rich.text import Text
 
+from relume.controlplane.cli.output import print_error, visible
 from relume.controlplane.replay.debugger.debug_commands import COMMANDS, BadQuestion, full_name
 from relume.controlplane.replay.debugger.screen import show, show_help
 from relume.controlplane.replay.debugger.session import Debugger
@@ -47,7 +47,7 @@ def script(debugger: Debugger, lines: Iterable[str], as_json: bool) -> int:
             if as_json:
                 print(json.dumps({"command": line, "error": str(error)}), flush=True)
             else:
-                print(f"relume replay: {line}: {error}", file=sys.stderr)
+                print_error(f"relume replay: {line}: {error}")
             return 1
         if as_json:
             print(json.dumps({"command": line, "answer": answer}), flush=True)
@@ -71,7 +71,7 @@ class Prompt(cmd.Cmd):
         timeline = self._debugger.timeline
         self._console.print(
             Text(
-                f"{self._debugger.history.origin}: revisions {timeline.revision_at(1)} to "
+                f"{visible(self._debugger.history.origin)}: revisions {timeline.revision_at(1)} to "
                 f"{timeline.revision_at(timeline.end)}, {timeline.end} transactions; "
                 "`help` tells what can be asked"
             )
@@ -94,7 +94,7 @@ class Prompt(cmd.Cmd):
             if name in _REPEATED:
                 self._last = line
         except (BadQuestion, LogError, OSError) as error:
-            self._console.print(Text(str(error), style="bold red"))
+            self._console.print(Text(visible(str(error)), style="bold red"))
         except KeyboardInterrupt:
             self._console.print("interrupted")
         self._placed()
@@ -114,7 +114,7 @@ class Prompt(cmd.Cmd):
             *fleet.requests,
             *(f"{key}=" for key in DEFAULTS),
         ]
-        return [word for word in words if word.startswith(text)]
+        return [word for word in words if word.startswith(text) and word.isprintable()]
 
     def _placed(self) -> None:
         self.prompt = f"({self._debugger.timeline.revision}) "

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from relume.controlplane.cli.output import visible_data
 from relume.controlplane.replay.debugger.debug_commands import COMMANDS, GROUPS
 
 Data = dict[str, Any]
@@ -36,7 +37,7 @@ _COLOURS = {
 
 def show(console: Console, name: str, data: Data) -> None:
     """Print the answer `told` of command `name`."""
-    _SHOWN[name](console, data)
+    _SHOWN[name](console, visible_data(data))
 
 
 def show_help(console: Console, name: str = "") -> None:
