@@ -12,7 +12,8 @@ import os
 import random
 import signal
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from relume.events import vocabulary as v
 from relume.events.failpoints.failpoint_client import ENVIRONMENT
 from relume.events.failpoints.points import Action, Failpoint
 from relume.events.vocabulary.enums import ShedReason, Tier
-from tests.live.conftest import HANG_S, Scene, scene_of
+from tests.live.conftest import EVENLY, HANG_S, Scene, scene_of
 
 PAUSE_S = 0.06
 WORKERS, AT_ONCE, TOKENS = 4, 4, 24
@@ -44,11 +45,15 @@ LIMITS = "window_ticks=6,rise_ticks=2,fall_ticks=3,usable_percent=100"
 
 
 class Load:
-    """Clients of three tiers that send requests at random times until `stop`."""
+    """Clients of three tiers that send `per_s` requests at random times until `stop`."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(
+        self, scene: Scene, per_s: float = PER_S, shares: Mapping[Tier, float] = SHARES
+    ) -> None:
         self.streams: list[tuple[Tier, Stream]] = []
         self._scene = scene
+        self._per_s = per_s
+        self._shares = shares
         self._over = asyncio.Event()
 
     def stop(self) -> None:
@@ -56,7 +61,7 @@ class Load:
 
     async def run(self) -> None:
         rng, texts = random.Random(1), prompts(8)
-        tiers, weights = list(SHARES), list(SHARES.values())
+        tiers, weights = list(self._shares), list(self._shares.values())
         connector = aiohttp.TCPConnector(limit=0)
         async with (
             aiohttp.ClientSession(connector=connector) as session,
@@ -73,10 +78,37 @@ class Load:
                         headers={"x-relume-tier": tier},
                     )
                 )  # fmt: skip
-                await asyncio.sleep(rng.expovariate(PER_S))
+                await asyncio.sleep(rng.expovariate(self._per_s))
 
     def of(self, tier: Tier) -> list[Stream]:
         return [stream for found, stream in self.streams if found == tier]
+
+
+def few_at_once(options: FleetOptions, workers: int, *replica_args: str) -> FleetOptions:
+    """So many workers whose engines run `AT_ONCE` requests; others queue at the replica."""
+    arguments = list(options.engine_args)
+    arguments[arguments.index("--max-num-seqs") + 1] = str(AT_ONCE)
+    return msgspec.structs.replace(
+        options,
+        workers=workers,
+        engine_args=tuple(arguments),
+        replica_args=(*EVENLY, "--waiting-limits", "queued=2", *replica_args),
+    )
+
+
+@asynccontextmanager
+async def pausing_fleet(
+    options: FleetOptions, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Scene]:
+    """A fleet whose engines pause before each step."""
+    async with FailpointServer(folder / "failpoints.sock") as failpoints:
+        monkeypatch.setenv(ENVIRONMENT, str(failpoints.path))
+        async with scene_of(msgspec.structs.replace(options, state_dir=str(folder))) as scene:
+            pausing = failpoints.armed(
+                Failpoint.ENGINE_STEP, Action.DELAY, process="engine *", times=0, seconds=PAUSE_S
+            )
+            async with pausing:
+                yield scene
 
 
 async def set_config(scene: Scene, key: str, value: object) -> None:
@@ -100,27 +132,9 @@ async def until(scene: Scene, found: Any, what: str) -> dict[str, Any]:
 async def test_levels_follow_capacity_and_interactive_requests_are_served(
     options: FleetOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = list(options.engine_args)
-    arguments[arguments.index("--max-num-seqs") + 1] = str(AT_ONCE)
-    options = msgspec.structs.replace(
-        options,
-        workers=WORKERS,
-        engine_args=tuple(arguments),
-        replica_args=(
-            "--policy", "least_load", "--degradation", "observe",
-            "--degradation-limits", LIMITS, "--waiting-limits", "queued=2",
-        ),
-    )  # fmt: skip
-    async with AsyncExitStack() as stack:
-        failpoints = FailpointServer(tmp_path / "failpoints.sock")
-        await stack.enter_async_context(failpoints)
-        monkeypatch.setenv(ENVIRONMENT, str(failpoints.path))
-        scene = await stack.enter_async_context(scene_of(options))
-        await stack.enter_async_context(
-            failpoints.armed(
-                Failpoint.ENGINE_STEP, Action.DELAY, process="engine *", times=0, seconds=PAUSE_S
-            )
-        )
+    arguments = ("--degradation", "observe", "--degradation-limits", LIMITS)
+    options = few_at_once(options, WORKERS, *arguments)
+    async with pausing_fleet(options, tmp_path, monkeypatch) as scene:
         load = Load(scene)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run())
