@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 
@@ -389,3 +390,130 @@ def test_an_unanswered_call_is_too_late_although_others_were_answered(world):
 
     w.run("r0", work)
     assert took == pytest.approx([4.0, 1.0])
+
+
+@pytest.mark.parametrize("fault", ["silence", "isolate"])
+def test_a_reader_whose_member_sends_no_events_reads_from_another(world, fault):
+    w = world(members=3)
+    found = []
+
+    async def read(process):
+        async for group in w.etcd.reader(process).follow(0):
+            found.extend((w.loop.time(), e) for s in group.segments for e in decode_all(s.records))
+
+    async def work(process):
+        reading = process.spawn(read(process))
+        other = w.loop.process("r1")
+
+        async def write():
+            async with w.etcd.writer("r.r1", other) as writer:
+                writer.append(v.Tick(0, 0))
+                await writer.flush(5)
+                getattr(w.etcd, fault)("e0")
+                for number in range(1, 20):
+                    writer.append(v.Tick(number, 0))
+                    await writer.flush(10)
+                    await asyncio.sleep(1)
+
+        await other.spawn(write())
+        reading.cancel()
+
+    w.run("r0", work)
+    assert ticks(e for _, e in found)[-1] == 19
+    struck_s = found[0][0]
+    assert next(at_s for at_s, e in found[1:]) - struck_s < 8
+
+
+def test_a_leader_that_loses_its_peers_loses_no_acknowledged_append(world):
+    w = world(members=3, seed=11)
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            for number in range(30):
+                if number in (5, 15):
+                    leader = w.etcd.leader_name
+                    w.etcd.isolate(leader)
+                elif number in (10, 25):
+                    w.etcd.rejoin(leader)
+                writer.append(v.Tick(number, 0))
+                await writer.flush(10)
+                await asyncio.sleep(0.5)
+
+    w.run("r0", work)
+    w.chain()
+    assert w.etcd.elections >= 2
+    assert ticks(w.events()) == list(range(30))
+
+
+def test_without_a_majority_nothing_is_agreed_until_members_are_back(world):
+    w = world(members=3)
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            w.etcd.isolate("e0")
+            w.etcd.isolate("e1")
+            writer.append(v.Tick(1, 0))
+            with pytest.raises(TimeoutError):
+                await writer.flush(20)
+            w.etcd.rejoin("e0")
+            await writer.flush(20)
+
+    w.run("r0", work)
+    w.chain()
+    assert ticks(w.events()) == [1]
+
+
+def test_a_lease_that_ends_early_costs_its_owner_an_epoch_and_nothing_else(world):
+    w = world()
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            epoch = writer.epoch
+            writer.append(v.Tick(0, 0))
+            await writer.flush(5)
+            w.etcd.jump(60)
+            await asyncio.sleep(5)
+            writer.append(v.Tick(1, 0))
+            await writer.flush(20)
+            assert writer.epoch > epoch
+
+    w.run("r0", work)
+    w.chain()
+    assert ticks(w.events()) == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_torn_batch_of_a_spool_is_left_out_and_what_was_synced_lands(world, seed):
+    w = world()
+    rng = random.Random(seed)
+
+    async def first(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            writer.append(v.Tick(0, 0))
+            await writer.flush(5)
+            w.etcd.stop("e0")
+            for number in range(1, 6):
+                writer.append(v.Tick(number, 0))
+                await asyncio.sleep(1)
+            writer.append(v.Tick(6, 0), v.Tick(7, 0))  # not synced yet
+            assert w.etcd.spooling(process)
+            w.etcd.tear(process, rng)
+            process.kill()
+            await asyncio.sleep(1)
+
+    async def work(_):
+        old, new = w.loop.process("r0"), w.loop.process("r0")
+        old.spawn(first(old))
+        await asyncio.sleep(8)
+        w.etcd.go_on("e0")
+
+        async def second():
+            async with w.etcd.writer("r.r0", new, wait_s=30) as writer:
+                await writer.flush(30)
+
+        await new.spawn(second())
+
+    w.run("test", work)
+    w.chain()
+    found = ticks(w.events())
+    assert found == list(range(len(found))) and 6 <= len(found) <= 7

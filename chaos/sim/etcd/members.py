@@ -43,6 +43,8 @@ from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader import scan
 from relume.events.etcd.reader.log_reader import EtcdReader
+from relume.events.etcd.writer.backlog import Backlog
+from relume.events.etcd.writer.spool import framed
 from relume.events.etcd.writer.stream_writer import EtcdWriter
 from relume.events.log.interface import LandedSegment, RevisionGroup
 
@@ -54,6 +56,7 @@ READ_S = 0.0003
 ELECTION_S = (1.1, 2.1)
 """Time from the loss of a leader to the next write (ETCD.md)."""
 RESTART_S = 0.4
+RETRY_S = 0.1
 LEASE_CHECK_S = 0.5
 PORT = 2379
 _NO_SPACE = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded")
@@ -61,19 +64,36 @@ _NO_LEASE = Failure(grpc.StatusCode.NOT_FOUND, "etcdserver: requested lease not 
 
 
 class Member:
-    """One etcd process. `fsync_s`: duration of an fsync."""
+    """One etcd process. `fsync_s`: duration of an fsync. `apart`: number of faults that keep it from
+    taking part in raft, such as a cut from its peers. `is_silent`: its watches get no events."""
 
     def __init__(self, name: str, process: Process) -> None:
         self.name = name
         self.process = process
         self.fsync_s = FSYNC_S
+        self.apart = 0
+        self.is_silent = False
         self.applied = 1
         self.watchers: dict[tuple[bytes, bytes], dict[tuple[End, int], Reply]] = {}
+        self.unsent: dict[tuple[End, int], list[Event]] = {}
+        """Events that a silent member owes to its watches."""
+
+    def send(self, watch: tuple[End, int], reply: Reply, events: list[Event]) -> None:
+        """Send events to a watch; a silent member keeps them."""
+        if self.is_silent:
+            self.unsent.setdefault(watch, []).extend(events)
+        else:
+            reply(_watch_response(self, events=events))
 
     @property
     def runs(self) -> bool:
         """Whether it lives and is not stopped."""
         return self.process.alive and not self.process.stopped
+
+    @property
+    def votes(self) -> bool:
+        """Whether it runs and takes part in raft."""
+        return self.runs and not self.apart
 
 
 Proposal = tuple[Member, str, Any, Reply]
@@ -115,6 +135,9 @@ class SimEtcd:
         self._waiting: list[Proposal] = []
         self._electing = False
         self._logs: weakref.WeakKeyDictionary[Process, EtcdLog] = weakref.WeakKeyDictionary()
+        self._writers: weakref.WeakKeyDictionary[Process, list[EtcdWriter]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._leases = 0
         self._under_way: list[Proposal] = []
         for name in names:
@@ -153,7 +176,27 @@ class SimEtcd:
                 os.utime(spool.path, ns=(self.loop.now_ns, self.loop.now_ns))
 
         process.at_death.append(dead)
+        self._writers.setdefault(process, []).append(writer)
         return writer
+
+    def spooling(self, process: Process) -> bool:
+        """Whether a writer of the process has a spool file now."""
+        return bool(self._spools_of(process))
+
+    def tear(self, process: Process, rng: random.Random) -> None:
+        """Leave each spool of the process as a loss of power in the middle of a write would: with a
+        part of the batch that is not synced, or with bytes that were never written."""
+        for backlog in self._spools_of(process):
+            spool = backlog._spool
+            assert spool is not None
+            batch = b"".join(framed(record) for record, _ in backlog._unwritten)
+            torn = batch[: rng.randrange(len(batch))] if batch else bytes(rng.randrange(1, 64))
+            with spool.path.open("ab") as file:
+                file.write(torn)
+
+    def _spools_of(self, process: Process) -> list[Backlog]:
+        writers = self._writers.get(process, ())
+        return [one._backlog for one in writers if one._backlog._spool is not None]
 
     def reader(self, process: Process) -> EtcdReader:
         """The real reader."""
@@ -187,6 +230,7 @@ class SimEtcd:
         """kill -9 of a member."""
         member = self._members[name]
         member.watchers.clear()
+        member.unsent.clear()
         member.process.kill()
         self._check()
 
@@ -206,6 +250,37 @@ class SimEtcd:
         """SIGCONT."""
         self._members[name].process.go_on()
         self._check()
+
+    def isolate(self, name: str) -> None:
+        """The member takes no part in raft until `rejoin`; it still accepts connections. A leader
+        loses its leadership, because no follower hears from it."""
+        self._members[name].apart += 1
+        self._check()
+
+    def rejoin(self, name: str) -> None:
+        """Undo `isolate`."""
+        self._members[name].apart -= 1
+        self._check()
+
+    def silence(self, name: str) -> None:
+        """The member answers calls, and its watches get no events until `end_silence`."""
+        self._members[name].is_silent = True
+
+    def end_silence(self, name: str) -> None:
+        """Send the events that the member's watches have not got."""
+        member = self._members[name]
+        member.is_silent = False
+        for watching in member.watchers.values():
+            for (end, number), reply in list(watching.items()):
+                events = member.unsent.pop((end, number), None)
+                if events:
+                    reply(_watch_response(member, events=events))
+        member.unsent.clear()
+
+    def jump(self, seconds: float) -> None:
+        """The leader's clock jumps forward: leases have so much less time left."""
+        for lease in self.store.leases.values():
+            lease.deadline_s -= seconds
 
     def slow(self, name: str, more_s: float) -> None:
         """Make each fsync of the member `more_s` longer; 0: normal."""
@@ -233,7 +308,7 @@ class SimEtcd:
             number, what = request
             self._watch(member, end, number, what, reply)
         elif method == "keep":
-            self._keep(request[1], reply)
+            self._keep(member, request[1], reply)
         else:
             for watching in member.watchers.values():
                 watching.pop((end, request[0]), None)
@@ -243,8 +318,8 @@ class SimEtcd:
             for key in [k for k in watching if k[0] is end]:
                 del watching[key]
 
-    def _keep(self, lease: int, reply: Reply) -> None:
-        if not self._quorum or self.leader is None or not self.leader.runs:
+    def _keep(self, member: Member, lease: int, reply: Reply) -> None:
+        if not self._has_leader or member.apart:
             return
         found = self.store.leases.get(lease)
         if found is None:
@@ -257,14 +332,20 @@ class SimEtcd:
 
     @property
     def _quorum(self) -> bool:
-        return 2 * sum(m.runs for m in self._members.values()) > len(self._members)
+        return 2 * sum(m.votes for m in self._members.values()) > len(self._members)
+
+    @property
+    def _has_leader(self) -> bool:
+        return self.leader is not None and self.leader.votes and self._quorum
 
     def _propose(self, member: Member, method: str, request: Any, reply: Reply) -> None:
         if self.no_space and (method == "LeaseGrant" or (type(request) is Txn and request.puts)):
             reply(_NO_SPACE)
             return
         proposal = member, method, request, reply
-        if self.leader is None or not self.leader.runs or not self._quorum:
+        if member.apart:
+            return  # it finds no leader, and drops the proposal
+        if self.leader is None or not self._has_leader:
             # Without a leader some are dropped at once, some wait for the next one.
             if self._random.random() < 0.5:
                 self._waiting.append(proposal)
@@ -281,7 +362,7 @@ class SimEtcd:
         """Write the batch to the disks of a majority, then agree on it."""
         assert self.leader is not None
         self._committing = True
-        running = sorted(m.fsync_s for m in self._members.values() if m.runs)
+        running = sorted(m.fsync_s for m in self._members.values() if m.votes)
         disk_s = running[len(self._members) // 2] if len(self._members) > 1 else running[0]
         disk_s *= 0.8 + 0.4 * self._random.random()
         peers_s = PEER_S if len(self._members) > 1 else 0.0
@@ -293,6 +374,11 @@ class SimEtcd:
     def _commit(self, batch: list[Proposal], term: int) -> None:
         if term != self.elections:
             return  # a former leader: the election has decided the batch
+        leader = self.leader
+        if leader is not None and leader.apart and self._quorum:
+            at = self.loop.time() + RETRY_S  # decided by the election, or once it is back
+            leader.process.call_at(at, self._commit, batch, term)
+            return
         if not self._quorum:
             self._waiting[:0] = batch + self._batch
             self._batch, self._under_way, self._committing = [], [], False
@@ -322,6 +408,8 @@ class SimEtcd:
             )
             for observer in self.observers:
                 observer(before + 1, of_leader)
+        if member.apart:
+            return  # it does not apply what the others agreed on
         if member.runs:
             reply(answer)
         elif member.process.alive:
@@ -362,7 +450,7 @@ class SimEtcd:
                     break
                 events += _within(changed, key, last)
             if events:
-                reply(_watch_response(member, events=events))
+                member.send((end, number), reply, events)
 
     def _spread(self) -> None:
         """The store changed: each running member applies it and notifies its watchers."""
@@ -370,7 +458,7 @@ class SimEtcd:
         for member in self._members.values():
             if member is self.leader:
                 self._apply(member)
-            elif member.process.alive:
+            elif member.process.alive and not member.apart:
                 member.process.call_at(now + PEER_S, self._apply, member)
 
     def _apply(self, member: Member) -> None:
@@ -383,9 +471,8 @@ class SimEtcd:
                 continue
             for at in range(seen + 1, store.revision + 1):
                 if events := _within(store.changes[at - 1], key, last):
-                    response = _watch_response(member, events=events)
-                    for reply in list(watching.values()):
-                        reply(response)
+                    for watch, reply in list(watching.items()):
+                        member.send(watch, reply, events)
 
     # --- leaders -------------------------------------------------------------------------
 
@@ -398,6 +485,7 @@ class SimEtcd:
             return
         member.process = self.loop.process(member.name)
         member.applied = self.store.revision
+        member.is_silent = False
         self._serve_at(member.name)
         self._check()
 
@@ -406,7 +494,7 @@ class SimEtcd:
         leader = self.leader
         if leader is not None and not leader.process.alive:
             self.leader = leader = None
-        if leader is not None and leader.runs:
+        if leader is not None and leader.votes:
             if self._quorum:
                 self._settle()
             return
@@ -416,10 +504,10 @@ class SimEtcd:
 
     def _elect(self) -> None:
         self._electing = False
-        if (self.leader is not None and self.leader.runs) or not self._quorum:
+        if (self.leader is not None and self.leader.votes) or not self._quorum:
             self._check()
             return
-        running = [m for m in self._members.values() if m.runs]
+        running = [m for m in self._members.values() if m.votes]
         self.leader = running[int(self._random.random() * len(running))]
         self.elections += 1
         for lease in self.store.leases.values():
@@ -437,7 +525,7 @@ class SimEtcd:
         for proposal in waiting:
             self._propose(*proposal)
         for member in self._members.values():
-            if member.runs:
+            if member.votes:
                 self._apply(member)
 
     def _check_leases(self, leader: Member) -> None:

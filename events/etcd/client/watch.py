@@ -8,7 +8,8 @@ yielded, so that nothing is lost or repeated.
 A silent watch cannot distinguish an idle log from a hung server, a lost quorum or a dropped
 connection. After `silence_ms` it therefore sends a linearizable read, which fails, or moves the
 client to another endpoint, if etcd is not healthy. If the cluster has advanced for two silences
-without the watch, the watch is restarted.
+without the watch, the watch is restarted on another endpoint: a member whose watches are stuck
+still answers reads.
 
 At most two answers are queued here: what else the consumer has not read waits in the h2
 flow-control window and then in etcd.
@@ -180,7 +181,9 @@ class _Stream:
                     raise await self._client.ended(self._call, "Watch", self.endpoint)
                 return answer
             behind = behind + 1 if await ask() else 0
-            if behind == 2 or self._client.rotations != self._rotations:
+            if behind == 2:
+                self._client.rotate(self.endpoint)
+            if self._client.rotations != self._rotations:
                 return None
 
     def cancel(self) -> None:

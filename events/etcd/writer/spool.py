@@ -75,7 +75,7 @@ class Spool:
         """A new file, locked and durable in its directory. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        frame = _framed(msgspec.msgpack.encode(head))
+        frame = framed(msgspec.msgpack.encode(head))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write_at(fd, frame, 0)
@@ -118,7 +118,7 @@ class Spool:
 
     def write(self, records: Sequence[bytes]) -> None:
         """Append and fdatasync. Raises OSError; the file then ends where it did."""
-        data = b"".join(map(_framed, records))
+        data = b"".join(map(framed, records))
         try:
             _write_at(self._fd, data, self.size)
             os.fdatasync(self._fd)
@@ -203,7 +203,7 @@ def _sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def _framed(payload: bytes) -> bytes:
+def framed(payload: bytes) -> bytes:
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
