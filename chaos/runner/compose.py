@@ -12,7 +12,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from relume.chaos.runner.compose_disorder import late_records, small_limits
+from relume.chaos.runner.compose_disorder import late_records, paths_to_etcd, small_limits
 from relume.chaos.scenario.catalogue import FAULTS, PHASES, FaultKind, applicable
 from relume.chaos.scenario.checks import HOLDERS, targets
 from relume.chaos.scenario.language import (
@@ -60,8 +60,16 @@ _UNSEEN = "weights-flipped-unseen"
 _UNREADABLE = "record-unreadable"
 _TERMINATE = "agent-terminate"
 
+_PATHS = (
+    "replica-cut", "replica-calls-lost", "replica-answers-lost", "replica-spool-torn",
+    "replica-clock-jump", "replica-clock-back", "replica-clock-drift", "disk-hangs", "etcd-cut",
+    "watch-silent", "etcd-clock-jump", "clock-drift", "agent-spool-torn",
+)  # fmt: skip
+"""Drawn by `paths_to_etcd`."""
+
 _APART = (
-    SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN, _UNREADABLE, _TERMINATE
+    SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN, _UNREADABLE, _TERMINATE,
+    *_PATHS,
 )  # fmt: skip
 
 _IN_RECOVERY = (
@@ -112,6 +120,9 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     late: tuple[Fault, ...] = ()
     if not (later or again):  # these need their traffic
         fleet, traffic, late = late_records(seed, fleet, traffic, without, is_stuck)
+    paths: tuple[Fault, ...] = ()
+    if not (later or again or late or is_stuck):
+        fleet, traffic, paths = paths_to_etcd(seed, fleet, traffic, without)
     faults = (
         *(_fault(name, FAULTS[name], fleet, rng) for name in chosen),
         *_at_effects(seed, fleet, without),
@@ -129,6 +140,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *flipped,
         *unseen,
         *late,
+        *paths,
     )
     fleet = small_limits(seed, fleet, traffic, faults, needs_blocks=bool(later or again))
     return Scenario(

@@ -1,4 +1,5 @@
-"""Histories in which records come late, and limits that are reached, for composed scenarios.
+"""Histories in which records come late, limits that are reached, and ways to etcd that fail, for
+composed scenarios.
 
 Each kind makes what certain guards of the product wait for (`guards.toml`): rare as chance, and
 common in a fleet that is large or old enough. Each seed draws them from its own random numbers, so that
@@ -43,6 +44,18 @@ def late_records(
     if rng.random() >= 0.25 or (is_stuck and kind is _engine_dies):
         return fleet, traffic, ()
     fleet_of, traffic_of, faults = kind(rng, fleet, traffic)
+    if {fault.what for fault in faults} & {*without}:
+        return fleet, traffic, ()
+    return fleet_of, traffic_of, faults
+
+
+def paths_to_etcd(seed: int, fleet: Fleet, traffic: Traffic, without: Collection[str]) -> Composed:
+    """In one of four seeds, a way to etcd fails, a member of etcd does, a clock is wrong, or a spool is
+    torn."""
+    rng = Random(f"compose-paths-to-etcd:{seed}")
+    if rng.random() >= 0.25:
+        return fleet, traffic, ()
+    fleet_of, traffic_of, faults = rng.choice(_PATHS)(rng, fleet, traffic)
     if {fault.what for fault in faults} & {*without}:
         return fleet, traffic, ()
     return fleet_of, traffic_of, faults
@@ -166,6 +179,62 @@ def _operator_is_hasty(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
     return replace(fleet, operator=commands, disorder=disorder), _steady(fleet, traffic), ()
 
 
+def _replica_is_cut_off(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """A replica loses etcd in one direction or both, for less or more than its lease."""
+    what = rng.choice(("replica-cut", "replica-calls-lost", "replica-answers-lost"))
+    target, for_s = rng.choice(("any", "leader")), round(rng.uniform(1, 20), 2)
+    fleet = replace(fleet, control_planes=max(fleet.control_planes, 2))
+    cut = replace(_at(rng, what, 0.5, 6), target=target, for_s=for_s)
+    return fleet, _steady(fleet, traffic), (cut,)
+
+
+def _member_fails(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """A member of etcd loses its peers, its disk or its watches; another one may lose them later."""
+    fleet = replace(fleet, etcd=3)
+    faults = [
+        replace(
+            _at(rng, rng.choice(("etcd-cut", "disk-hangs", "watch-silent")), first_s, first_s + 4),
+            target=rng.choice(("any", "leader", "follower")),
+            for_s=round(rng.uniform(1, 18), 2),
+        )
+        for first_s in rng.choice(((0.5,), (0.5, 3.0), (0.5, 8.0)))
+    ]
+    return fleet, _steady(fleet, traffic), tuple(faults)
+
+
+def _clocks_differ(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """Wall clocks of replicas and workers are wrong, or leases end early."""
+    whats = rng.choice(
+        (
+            ("replica-clock-jump", "replica-clock-back"),
+            ("replica-clock-drift", "clock-drift"),
+            ("etcd-clock-jump", "replica-clock-jump"),
+            ("etcd-clock-jump", "clock-drift"),
+        )
+    )
+    faults = []
+    for what in whats:
+        low, high = _AMOUNTS[what]
+        fault = replace(_at(rng, what, 0.5, 6), amount=float(rng.randint(low, high)))
+        if what == "etcd-clock-jump":
+            fault = replace(fault, target="leader")
+        elif what.endswith("-drift"):
+            fault = replace(fault, for_s=round(rng.uniform(2, 15), 2))
+        faults.append(fault)
+    return fleet, _steady(fleet, traffic), tuple(faults)
+
+
+def _spool_is_torn(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
+    """A process loses etcd, and dies while it writes its spool."""
+    fleet = replace(fleet, control_planes=max(fleet.control_planes, 2))
+    at_s, for_s = round(rng.uniform(1, 4), 3), round(rng.uniform(6, 18), 2)
+    torn_s = round(at_s + rng.uniform(2.5, 5), 3)
+    what, target = rng.choice((("replica-spool-torn", "r0"), ("agent-spool-torn", "w0")))
+    cut = Fault(what="etcd-stop", when=When(at_s=at_s), target="all", for_s=for_s)
+    torn = Fault(what=what, when=When(at_s=torn_s), target=target)
+    return fleet, _steady(fleet, traffic), (cut, torn)
+
+
 def _steady(fleet: Fleet, traffic: Traffic) -> Traffic:
     """Enough requests at all times."""
     return replace(
@@ -179,6 +248,18 @@ def _steady(fleet: Fleet, traffic: Traffic) -> Traffic:
 def _at(rng: Random, what: str, first_s: float, last_s: float) -> Fault:
     return Fault(what=what, when=When(at_s=round(rng.uniform(first_s, last_s), 3)), target="any")
 
+
+_AMOUNTS = {
+    "replica-clock-jump": (1, 7200), "replica-clock-back": (1, 7200), "etcd-clock-jump": (1, 20),
+    "replica-clock-drift": (100, 500_000), "clock-drift": (100, 500_000),
+}  # fmt: skip
+
+_PATHS: tuple[Callable[[Random, Fleet, Traffic], Composed], ...] = (
+    _replica_is_cut_off,
+    _member_fails,
+    _clocks_differ,
+    _spool_is_torn,
+)
 
 _KINDS: tuple[Callable[[Random, Fleet, Traffic], Composed], ...] = (
     _engine_dies,

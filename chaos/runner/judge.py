@@ -24,7 +24,7 @@ from relume.chaos.sim.gateway.request_body import may_keep
 from relume.chaos.validators import CHECKS, RecordedFacts, untracked, violations
 from relume.chaos.validators.records import THE_RUN, Log, Violation, events_of
 from relume.chaos.validators.service_limits import limits_of
-from relume.chaos.validators.strikes import WRONG_WEIGHTS, Strike
+from relume.chaos.validators.strikes import DEATHS_OF_REPLICAS, WRONG_WEIGHTS, Strike
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EffectKind
 
@@ -150,7 +150,7 @@ def _known(run: Outcome, log: Log) -> RecordedFacts:
             for name, strike in _struck(strikes, ("leader-stop",))
         ],
         killed=[
-            (f"r.{name}", strike.since_ms) for name, strike in _struck(strikes, ("gateway-kill",))
+            (f"r.{name}", strike.since_ms) for name, strike in _struck(strikes, DEATHS_OF_REPLICAS)
         ],
         unserved_ms=_unserved_ms(run, log),
         shared=_shared(run),
@@ -175,10 +175,14 @@ def _struck(strikes: Iterable[Strike], what: Collection[str]) -> Iterator[tuple[
                 yield name, strike
 
 
-_OF_AGENTS = ("agent-kill", "agent-stop", "cpu-limit")
+_OF_AGENTS = ("agent-kill", "agent-spool-torn", "agent-stop", "cpu-limit")
 _OF_LINKS = ("cut", "cut-one-way", "link-slow")
-_OF_REPLICAS = ("leader-stop", "gateway-kill")
-_LASTING = frozenset((*_OF_AGENTS, *_OF_LINKS, "leader-stop")) - {"agent-kill"}
+_CUTS_OF_REPLICAS = ("replica-cut", "replica-calls-lost", "replica-answers-lost")
+_OF_REPLICAS = ("leader-stop", *DEATHS_OF_REPLICAS, *_CUTS_OF_REPLICAS)
+_LASTING = frozenset((*_OF_AGENTS, *_OF_LINKS, "leader-stop", *_CUTS_OF_REPLICAS)) - {
+    "agent-kill",
+    "agent-spool-torn",
+}
 
 
 def _cut_off(run: Outcome) -> list[tuple[str, int, int]]:
@@ -291,12 +295,15 @@ def _left(run: Outcome, log: Log) -> Iterator[tuple[int, int, str]]:
             yield since_ns, run.ended_ns, name
 
 
+_DEATHS_OF_ENGINES = ("engine-kill", "agent-kill", "agent-spool-torn")
+
+
 def _deaths(run: Outcome) -> Iterator[tuple[int, str]]:
     """When (ns) a fault killed the engine of which worker."""
     for fired in run.fired:
         targets = fired.target.split(",")
         for name, domain in run.schedule.workers.items():
-            if (fired.what in ("engine-kill", "agent-kill") and name in targets) or (
+            if (fired.what in _DEATHS_OF_ENGINES and name in targets) or (
                 fired.what == "domain-loss" and domain in targets
             ):
                 yield fired.at_ns, name
@@ -305,7 +312,7 @@ def _deaths(run: Outcome) -> Iterator[tuple[int, str]]:
 def _stops_log(run: Outcome, fired: FiredFault) -> bool:
     """Whether the fault left etcd without a majority, or without space."""
     outvoted = 2 * len(fired.target.split(",")) > len(run.schedule.etcd)
-    stops = fired.what in ("etcd-stop", "etcd-kill", "disk-slow")
+    stops = fired.what in ("etcd-stop", "etcd-kill", "etcd-cut", "disk-slow", "disk-hangs")
     return fired.what == "etcd-quota" or (stops and outvoted)
 
 

@@ -183,6 +183,48 @@ FAULTS: Mapping[str, FaultKind] = {
         amount=("share of a core", 1.0),
         roles=_ENDS,
     ),
+    "replica-cut": FaultKind(
+        about="nothing passes between a control plane replica and etcd",
+        target="control plane",
+        lasts="must",
+        roles=_ENDS,
+    ),
+    "replica-calls-lost": FaultKind(
+        about="what a replica sends to etcd does not arrive",
+        target="control plane",
+        lasts="must",
+        roles=_ENDS,
+    ),
+    "replica-answers-lost": FaultKind(
+        about="etcd carries out a replica's calls; its answers and events do not arrive",
+        target="control plane",
+        lasts="must",
+        roles=_ENDS,
+    ),
+    "replica-spool-torn": FaultKind(
+        about="a replica dies while it writes its spool, whose last batch is torn",
+        target="control plane",
+        roles=_ENDS,
+    ),
+    "replica-clock-jump": FaultKind(
+        about="the wall clock of a replica jumps forward",
+        target="control plane",
+        amount=("seconds", 1e6),
+        roles=_ENDS,
+    ),
+    "replica-clock-back": FaultKind(
+        about="the wall clock of a replica jumps backward",
+        target="control plane",
+        amount=("seconds", 1e6),
+        roles=_ENDS,
+    ),
+    "replica-clock-drift": FaultKind(
+        about="the wall clock of a replica runs fast",
+        target="control plane",
+        lasts="must",
+        amount=("parts per million", 1e6),
+        roles=_ENDS,
+    ),
     "etcd-kill": FaultKind(
         about="kill -9 of a member, started again", target="etcd", lasts="may", roles=_ENDS
     ),
@@ -197,6 +239,30 @@ FAULTS: Mapping[str, FaultKind] = {
         amount=("milliseconds", 60_000.0),
         roles=_ENDS,
     ),
+    "disk-hangs": FaultKind(
+        about="fsync calls of a member do not return; a leader loses its leadership",
+        target="etcd",
+        lasts="must",
+        roles=_ENDS,
+    ),
+    "etcd-cut": FaultKind(
+        about="a member is cut from the others, not from its clients",
+        target="etcd",
+        lasts="must",
+        roles=_ENDS,
+    ),
+    "watch-silent": FaultKind(
+        about="a member answers calls and sends no events to watches",
+        target="etcd",
+        lasts="must",
+        roles=_ENDS,
+    ),
+    "etcd-clock-jump": FaultKind(
+        about="the clock of etcd's leader jumps forward: leases have less time left",
+        target="etcd",
+        amount=("seconds", 1e6),
+        roles=_ENDS,
+    ),
     "clock-jump": FaultKind(
         about="the wall clock of a host jumps forward",
         target="worker",
@@ -206,6 +272,15 @@ FAULTS: Mapping[str, FaultKind] = {
         about="the wall clock of a host jumps backward",
         target="worker",
         amount=("seconds", 1e6),
+    ),
+    "clock-drift": FaultKind(
+        about="the wall clock of a host runs fast",
+        target="worker",
+        lasts="must",
+        amount=("parts per million", 1e6),
+    ),
+    "agent-spool-torn": FaultKind(
+        about="an agent dies while it writes its spool, whose last batch is torn", target="worker"
     ),
     "client-gone": FaultKind(about="a client hangs up", target="request"),
 }

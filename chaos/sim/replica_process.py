@@ -64,6 +64,7 @@ class Plane:
         self._wires = wires
         self._log = log
         self._takeover_s = takeover_s
+        self._clock_s = 0.0
         loop.stand_ins["control plane"] = lambda: standing_in(wires)
 
     @property
@@ -86,6 +87,7 @@ class Plane:
         if self.process is not None:
             return
         process = self.process = self._loop.process(self.name)
+        process.clock_s = self._clock_s
         process.at_death.append(self._gone)
         process.spawn(self._live(process))
 
@@ -103,6 +105,12 @@ class Plane:
         """SIGCONT."""
         if self.process is not None:
             self.process.go_on()
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock of its host jumps, forward or back."""
+        self._clock_s += seconds
+        if self.process is not None:
+            self.process.clock_s += seconds
 
     def cut_frame(self, worker: str, incarnation: int, random: Random) -> bool:
         """Break the connection of one answer from that engine; False: there is none."""

@@ -18,6 +18,7 @@ from relume.chaos.outcome import FiredFault
 from relume.chaos.phases import Seen
 from relume.chaos.scenario.catalogue import FAULTS
 from relume.chaos.scenario.schedule import PlannedFault, Schedule
+from relume.chaos.sim.etcd.log_faults import CannotStrike, LogFaults, Undo
 from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.event_watch import Watch
 from relume.chaos.sim.replica_process import Plane
@@ -28,7 +29,6 @@ from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.throttle import Throttle
 from relume.chaos.sim.world.virtual_loop import NS, Process, VirtualLoop
 
-Undo = Callable[[], object]
 AGAIN_S = 0.1
 ETCD_DOWN_S = 1.0
 """Delay until a killed etcd member restarts, if the fault has no duration."""
@@ -36,10 +36,6 @@ ETCD_DOWN_S = 1.0
 
 UNREADABLE = (b"\x92\xabtelepathy/9\x01", b"\xc1", b"\x92\xadengine_step/1\x01")
 """Records that cannot be read: an unknown tag, no msgpack, a known tag without its fields."""
-
-
-class CannotStrike(Exception):
-    """Nothing to strike now."""
 
 
 class Targets(Protocol):
@@ -70,8 +66,10 @@ class Targets(Protocol):
         ...
 
 
-class Faults:
+class Faults(LogFaults):
     """Strikes one run's fleet. `open` counts pending and active faults."""
+
+    _fleet: Targets
 
     def __init__(self, fleet: Targets, watch: Watch) -> None:
         self.fired: list[FiredFault] = []

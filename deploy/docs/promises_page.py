@@ -55,7 +55,7 @@ PROMISES = {
     ),
     "I5": Promise(
         "A fenced epoch appends nothing, and a stream has no gap.",
-        ("agent-stopped", "two-leaders", "worker-cut-from-etcd"),
+        ("agent-stopped", "two-leaders", "worker-cut-from-etcd", "replica-cut-from-etcd"),
     ),
     "I6": Promise("The hash chain holds across archive and etcd.", ("etcd-full", "disk-full")),
     "I7": Promise(
@@ -93,7 +93,14 @@ PROMISES = {
     ),
     "I13": Promise(
         "Every acknowledged append can be read, with the same hash.",
-        ("etcd-leader-killed", "etcd-away", "disk-slow", "clock-jumps"),
+        (
+            "etcd-leader-killed",
+            "etcd-leader-isolated",
+            "etcd-away",
+            "disk-slow",
+            "clock-jumps",
+            "spools-torn",
+        ),
     ),
     "I14": Promise(
         "No bad block is used, and no token of a corrupt worker follows the verdict on it.",
@@ -115,7 +122,14 @@ PROMISES = {
     ),
     "I17": Promise(
         "No living owner is declared lost.",
-        ("agent-stopped", "worker-cut-from-etcd", "etcd-away", "two-leaders"),
+        (
+            "agent-stopped",
+            "worker-cut-from-etcd",
+            "etcd-away",
+            "two-leaders",
+            "watches-silent",
+            "clocks-differ",
+        ),
     ),
     "I18": Promise(
         "Nothing is dispatched to a worker that the decision's basis knows as drained, suspected or lost, "

@@ -46,7 +46,13 @@ from relume.chaos.validators.records import (
     of_clients,
 )
 from relume.chaos.validators.service_limits import ServiceLimits, limits_of
-from relume.chaos.validators.strikes import FELT_MS, WRONG_WEIGHTS, Strike, is_struck
+from relume.chaos.validators.strikes import (
+    DEATHS_OF_REPLICAS,
+    FELT_MS,
+    WRONG_WEIGHTS,
+    Strike,
+    is_struck,
+)
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import EffectKind, Guarantee, ShedReason, TransportKind
@@ -245,7 +251,7 @@ class _Rules:
     def _are_both_struck(self, course: Course, worker: str, at_ms: int) -> bool:
         """Whether faults killed its gateway and struck its worker: until the log knows of the first, its
         client is sent away to return again."""
-        kills = [strike for strike in self._strikes if strike.what == "gateway-kill"]
+        kills = [strike for strike in self._strikes if strike.what in DEATHS_OF_REPLICAS]
         owners = [stream.removeprefix("r.") for stream in course.owners]
         is_alone = is_struck(kills, owners, at_ms - FELT_MS, at_ms)
         return is_alone and self._is_felt(worker, at_ms, at_ms)

@@ -30,7 +30,7 @@ LATENCY_US = 1000
 """Of one restore: to find the blocks, and to begin."""
 AFTER_MS = 500
 """Time in which the engine that gets the attempt must begin the restore."""
-KILLS = frozenset(("engine-kill", "agent-kill"))
+KILLS = frozenset(("engine-kill", "agent-kill", "agent-spool-torn"))
 """Faults that leave the blocks which the host holds for others."""
 STAYS = frozenset((RouteCause.ARRIVAL, RouteCause.MOVED, RouteCause.CORRUPT))
 """Causes of dispatches without a dead engine before them."""

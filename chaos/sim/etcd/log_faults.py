@@ -1,0 +1,146 @@
+"""Faults of etcd's members and of the ways to them, of clocks, and of spools, on a simulated fleet.
+
+The first group strikes members, the second replicas. A torn spool is what a host that loses power
+leaves: the batch that was being written is in the file in part, and what was synced before is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, Protocol
+
+from relume.chaos.scenario.schedule import PlannedFault
+from relume.chaos.sim.etcd.members import SimEtcd
+from relume.chaos.sim.world.link_rules import Rule
+from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.virtual_loop import VirtualLoop
+
+Undo = Callable[[], object]
+DRIFT_STEP_S = 0.1
+"""Period in which a drifting clock is moved."""
+
+
+class CannotStrike(Exception):
+    """Nothing to strike now."""
+
+
+class Clocked(Protocol):
+    """A host with a wall clock."""
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock jumps, forward or back."""
+        ...
+
+
+class LogTargets(Protocol):
+    """Targets of these faults."""
+
+    loop: VirtualLoop
+    wires: Wires
+    etcd: SimEtcd
+
+    @property
+    def hosts(self) -> Mapping[str, Any]:
+        """Workers' hosts, by name."""
+        ...
+
+    @property
+    def planes(self) -> Mapping[str, Any]:
+        """Replicas, by name."""
+        ...
+
+    def kill_plane(self, name: str) -> bool:
+        """kill -9 of a replica; False when it does not run."""
+        ...
+
+
+class LogFaults:
+    """Strikes the log of one run's fleet; a part of `sim_faults.Faults`."""
+
+    _fleet: LogTargets
+    _random: Random
+
+    # --- members -----------------------------------------------------------------------------
+
+    def _etcd_cut(self, planned: PlannedFault, target: str) -> Undo:
+        """A member that is cut from its peers and one whose disk hangs differ for people, not for
+        clients: both accept calls, and answer none that needs the others."""
+        etcd = self._fleet.etcd
+        etcd.isolate(target)
+        return lambda: etcd.rejoin(target)
+
+    _disk_hangs = _etcd_cut
+
+    def _watch_silent(self, planned: PlannedFault, target: str) -> Undo:
+        etcd = self._fleet.etcd
+        if not etcd.process(target).alive:
+            raise CannotStrike(f"{target} does not run")
+        etcd.silence(target)
+        return lambda: etcd.end_silence(target)
+
+    def _etcd_clock_jump(self, planned: PlannedFault, target: str) -> None:
+        if target != self._fleet.etcd.leader_name:
+            raise CannotStrike(f"{target} does not lead: it counts no leases")
+        self._fleet.etcd.jump(planned.amount or 0.0)
+
+    # --- replicas ----------------------------------------------------------------------------
+
+    def _replica_cut(self, planned: PlannedFault, target: str) -> Undo:
+        return self._cut_replica(Rule(one=target, other="", kind="etcd", both=True, cut=True))
+
+    def _replica_calls_lost(self, planned: PlannedFault, target: str) -> Undo:
+        return self._cut_replica(Rule(one=target, other="", kind="etcd", both=False, cut=True))
+
+    def _replica_answers_lost(self, planned: PlannedFault, target: str) -> Undo:
+        return self._cut_replica(Rule(one="", other=target, kind="etcd", both=False, cut=True))
+
+    def _cut_replica(self, rule: Rule) -> Undo:
+        wires = self._fleet.wires
+        wires.shape(rule)
+        return lambda: wires.heal(rule)
+
+    def _replica_clock_jump(self, planned: PlannedFault, target: str) -> None:
+        self._fleet.planes[target].jump(planned.amount or 0.0)
+
+    def _replica_clock_back(self, planned: PlannedFault, target: str) -> None:
+        self._fleet.planes[target].jump(-(planned.amount or 0.0))
+
+    def _replica_clock_drift(self, planned: PlannedFault, target: str) -> Undo:
+        return self._drift(self._fleet.planes[target], planned.amount or 0.0)
+
+    def _clock_drift(self, planned: PlannedFault, target: str) -> Undo:
+        return self._drift(self._fleet.hosts[target], planned.amount or 0.0)
+
+    def _drift(self, host: Clocked, ppm: float) -> Undo:
+        """Move the clock of `host` by its error, step after step."""
+        loop, over = self._fleet.loop, False
+
+        def step() -> None:
+            if not over:
+                host.jump(DRIFT_STEP_S * ppm / 1e6)
+                loop.call_later(DRIFT_STEP_S, step)
+
+        def end() -> None:
+            nonlocal over
+            over = True
+
+        step()
+        return end
+
+    # --- spools ------------------------------------------------------------------------------
+
+    def _replica_spool_torn(self, planned: PlannedFault, target: str) -> None:
+        plane = self._fleet.planes[target]
+        if plane.process is None or not self._fleet.etcd.spooling(plane.process):
+            raise CannotStrike(f"{target} spools nothing")
+        self._fleet.etcd.tear(plane.process, self._random)
+        self._fleet.kill_plane(target)
+
+    def _agent_spool_torn(self, planned: PlannedFault, target: str) -> None:
+        host = self._fleet.hosts[target]
+        agent = host.agent
+        if agent is None or not agent.process.alive or not self._fleet.etcd.spooling(agent.process):
+            raise CannotStrike(f"{target} spools nothing")
+        self._fleet.etcd.tear(agent.process, self._random)
+        host.end(agent.process)
