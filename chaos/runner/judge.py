@@ -89,7 +89,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def judge(run: Outcome) -> Verdict:
     """The verdict of `run`. Raises LogError if its log cannot be read."""
-    log = Log(run.groups)
+    log = Log(run.groups, run.truth.clock_ms if run.truth is not None else None)
     wanted = run.scenario.promises or PROMISES
     # I12 needs a fleet that came to rest by itself, so it is not judged where the run broke off.
     rested = run.drained or not run.error

@@ -337,6 +337,7 @@ def run(
 def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
     lived = fleet.clients.histories(fleet.began_ns)
     truth = fleet.truth.end(fleet.hosts.values(), fleet.began_ns)
+    truth.clock_ms = fleet.etcd.clock_ms
     replicas = {plane.address: f"r.{name}" for name, plane in fleet.planes.items()}
     truth.calls = {name: call.known(replicas) for name, call in fleet.clients.calls.items()}
     return Outcome(

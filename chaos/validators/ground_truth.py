@@ -82,7 +82,9 @@ class GroundTruth(Struct, kw_only=True):
     `attempts`: of that request each attempt that an engine took, by its name, the worker and when (ns);
     `ended`: when (ns) attempts left their engine; `finished`: those that it generated to the end.
     `counted`: by stream, what replicas without
-    unwritten events counted of their ends, and of tokens. The run began at `began_ns`."""
+    unwritten events counted of their ends, and of tokens. The run began at `began_ns`.
+    `clock_ms`: by (revision, stream) of a replica or the leader, the error of the writer's wall clock
+    from that segment on."""
 
     reports: dict[str, dict[ReportKey, EngineLoad]] = field(default_factory=dict)
     held: dict[tuple[str, int], HeldBlocks] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class GroundTruth(Struct, kw_only=True):
     ended: dict[str, int] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     counted: dict[str, dict[str, int]] = field(default_factory=dict)
+    clock_ms: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def served(self, worker: str, since_ns: int, until_ns: int, least_ns: int) -> bool:
         """Whether its engine served for `least_ns` on end in that time."""

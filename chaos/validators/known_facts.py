@@ -206,6 +206,8 @@ class KnownFacts:
         self._replicas: dict[str, _OfReplica] = {}
         self._chosen: dict[str, frozenset[str]] = {}
         self._live: set[str] = set()
+        self._placed: dict[str, int] = {}
+        """Of each request, the attempt whose placement counts."""
         self._ended: set[str] = set()
         self._owners: dict[str, str] = {}
         self._void: dict[str, int] = {}
@@ -406,7 +408,9 @@ class KnownFacts:
             Placing(revision=revision, event=event, before=before, promised=promised)
         )
         self._chosen[event.request] = before | {*event.holders}
-        if event.request in self._live:
+        # What a former owner decided of an earlier attempt, and wrote late, places nothing.
+        if event.request in self._live and event.attempt >= self._placed.get(event.request, 0):
+            self._placed[event.request] = event.attempt
             self._unplace(event.request)
             for holder in holders:
                 holder.placed[event.request] = revision, event.expected_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -137,9 +137,11 @@ def events_of(groups: Iterable[RevisionGroup], stream: str = "") -> Iterator[Ent
 
 class Log(list[RevisionGroup]):
     """A log for several validators: decoded once, folded once, grouped by request once, and with
-    jumps of clocks corrected (`Entry.at_ms`). Do not alter it."""
+    jumps of clocks corrected (`Entry.at_ms`). `clock_ms`: as in `GroundTruth`. Do not alter it."""
 
-    def __init__(self, groups: Iterable[RevisionGroup]) -> None:
+    def __init__(
+        self, groups: Iterable[RevisionGroup], clock_ms: Mapping[tuple[int, str], int] | None = None
+    ) -> None:
         super().__init__(
             replace(
                 group,
@@ -151,7 +153,8 @@ class Log(list[RevisionGroup]):
         )
         self._end: Fleet | None = None
         self._watchers: list[Callable[[Fleet, RevisionGroup], None]] = []
-        self.clock = _clock(self)
+        known = _by_truth(self, clock_ms) if clock_ms else {}
+        self.clock = {**known, **_clock(self, known)}
 
     @cached_property
     def courses(self) -> dict[str, Course]:
@@ -200,15 +203,42 @@ _MOST_BACK_MS = 1000
 """A worker's clock that shows less than before, by more than this, has jumped back."""
 
 
-def _clock(groups: Sequence[RevisionGroup]) -> dict[tuple[int, str], int]:
+def _by_truth(
+    groups: Sequence[RevisionGroup], clock_ms: Mapping[tuple[int, str], int]
+) -> dict[tuple[int, str], int]:
+    """Corrected times of segments of replicas whose clocks were wrong. A segment that was stamped before
+    its clock changed and landed after that has the error of before: of both, the one counts that gives
+    the time nearest to the latest one so far."""
+    times: dict[tuple[int, str], int] = {}
+    errors: dict[str, int] = {}
+    reached = 0
+    for group in groups:
+        for segment in group.segments:
+            key, stream = (group.revision, segment.stream), segment.stream
+            if stream.startswith("w."):
+                continue
+            before = errors.get(stream, 0)
+            now = errors[stream] = clock_ms.get(key, before)
+            found = min(
+                (segment.at_ms - error for error in {before, now}), key=lambda t: abs(t - reached)
+            )
+            reached = max(reached, found) if reached else segment.at_ms - now
+            if found != segment.at_ms:
+                times[key] = found
+    return times
+
+
+def _clock(
+    groups: Sequence[RevisionGroup], known: Mapping[tuple[int, str], int]
+) -> dict[tuple[int, str], int]:
     """Corrected times of segments whose worker's clock had jumped, by revision and stream: that of
-    the control plane's next segment, or of the one before."""
+    the control plane's next segment, or of the one before. `known`: corrected times of replicas."""
     times: dict[tuple[int, str], int] = {}
     after = 0
     for group in reversed(groups):
         for segment in reversed(group.segments):
             if not segment.stream.startswith("w."):
-                after = segment.at_ms
+                after = known.get((group.revision, segment.stream), segment.at_ms)
             elif after and segment.at_ms > after + _MOST_AHEAD_MS:
                 times[group.revision, segment.stream] = after
     before = 0
@@ -217,7 +247,7 @@ def _clock(groups: Sequence[RevisionGroup]) -> dict[tuple[int, str], int]:
         for segment in group.segments:
             key = group.revision, segment.stream
             if not segment.stream.startswith("w."):
-                before = segment.at_ms
+                before = known.get(key, segment.at_ms)
                 continue
             own = latest.get(segment.stream, 0)
             if segment.at_ms < max(before - _MOST_BEHIND_MS, min(before, own) - _MOST_BACK_MS):

@@ -257,6 +257,23 @@ def test_a_clock_that_jumped_is_put_right(good: Outcome) -> None:
     assert judge(run).result == "passed"
 
 
+def test_replicas_whose_clocks_jumped_are_put_right_by_the_truth(good: Outcome) -> None:
+    middle = good.groups[len(good.groups) // 2].revision
+    groups, errors = [], {}
+    for group in good.groups:
+        segments = []
+        for segment in group.segments:
+            is_late = group.revision > middle and not segment.stream.startswith("w.")
+            if is_late and segment.stream not in {stream for _, stream in errors}:
+                errors[group.revision, segment.stream] = 3_600_000
+            more_ms = 3_600_000 if is_late else 0
+            segments.append(replace(segment, at_ms=segment.at_ms + more_ms))
+        groups.append(replace(group, segments=tuple(segments)))
+    true = [at.at_ms for at in events_of(good.groups)]
+    assert [at.at_ms for at in events_of(Log(groups))] != true
+    assert [at.at_ms for at in events_of(Log(groups, errors))] == true
+
+
 def test_a_run_comes_back_from_its_folder(good: Outcome, tmp_path: Path) -> None:
     verdict = judge(good)
     artifacts.keep(tmp_path / "run", good, verdict, "relume-chaos run recorded --seed 7")

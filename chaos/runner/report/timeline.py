@@ -104,7 +104,7 @@ class Timeline(Struct, kw_only=True):
 
 def timeline(run: Outcome) -> Timeline:
     """The timeline of `run`. Raises LogError if its log cannot be read."""
-    log = Log(run.groups)
+    log = Log(run.groups, run.truth.clock_ms if run.truth is not None else None)
     reading = _LogReading(run)
     for at in events_of(log):
         reading.see(at)

@@ -120,6 +120,8 @@ class SimEtcd:
         self.elections = 0
         self.landed: list[LandedSegment] = []
         """Appends acknowledged to writers as durable (I13)."""
+        self.clock_ms: dict[tuple[int, str], int] = {}
+        """As in `GroundTruth`."""
         self.observers: list[Callable[[int, bool], None]] = []
         """Called after each agreed batch, with its first revision and whether it changed the
         leader's stream."""
@@ -139,6 +141,7 @@ class SimEtcd:
             weakref.WeakKeyDictionary()
         )
         self._leases = 0
+        self._clock_errors: dict[str, int] = {}
         self._under_way: list[Proposal] = []
         for name in names:
             self._members[name] = Member(name, loop.process(name))
@@ -168,6 +171,8 @@ class SimEtcd:
         """The real writer. Its process's spool survives a kill."""
         writer = self.log(process).writer(stream, wait_s=wait_s, gather_s=gather_s)
         writer.on_landed(self.landed.append)
+        if not stream.startswith("w."):
+            writer.on_landed(lambda landed: self._note_clock(landed, process))
 
         def dead() -> None:
             spool = writer._backlog._spool
@@ -178,6 +183,13 @@ class SimEtcd:
         process.at_death.append(dead)
         self._writers.setdefault(process, []).append(writer)
         return writer
+
+    def _note_clock(self, landed: LandedSegment, process: Process) -> None:
+        """Note the error of the clock by which a segment was stamped, if it has changed."""
+        error_ms = round(process.clock_s * 1000)
+        if error_ms != self._clock_errors.get(landed.stream, 0):
+            self._clock_errors[landed.stream] = error_ms
+            self.clock_ms[landed.revision, landed.stream] = error_ms
 
     def spooling(self, process: Process) -> bool:
         """Whether a writer of the process has a spool file now."""

@@ -106,3 +106,15 @@ def test_what_other_requests_are_still_to_send_counts(story: Story) -> None:
     story.tell("r.r0", ended("q2"))
     choose(story, "w2", "q4")
     assert "q4" not in found(story)
+
+
+def test_a_late_decision_of_an_earlier_attempt_places_nothing(story: Story) -> None:
+    """A former owner of q1 wrote it after its successor had placed q1 elsewhere."""
+    story.tell("w.w2", held("w2", "q0", 80))
+    story.tell("r.r0", *(arrived(name) for name in ("q1", "q2", "q3")))
+    later = replace(chosen("q1", "w3", revision=story.revision), attempt=2)
+    story.tell("r.r0", later)
+    choose(story, "w2", "q1")
+    choose(story, "w2", "q2")
+    choose(story, "w2", "q3")
+    assert found(story) == ""
