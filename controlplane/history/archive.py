@@ -198,6 +198,8 @@ class Archive:
             raise DamagedFile(path, f"is not the file the manifest names ({len(data)} bytes)")
         if data[: len(MAGIC)] != MAGIC:
             raise DamagedFile(path, "no archive file, or of an unknown version")
+        if _footer(data) != _without_file(entry):
+            raise DamagedFile(path, "holds something else than the manifest says")
         return data
 
     def _read_manifest(self) -> list[Entry]:
@@ -209,8 +211,9 @@ class Archive:
                 continue
             try:
                 entries.append(msgspec.json.decode(line, type=Entry))
-            except (msgspec.DecodeError, msgspec.ValidationError):
-                log.warning("archive_manifest_line_torn", path=str(path), line=line[:60].decode())
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                text = line[:60].decode(errors="replace")
+                log.warning("archive_manifest_line_torn", path=str(path), line=text)
         return entries
 
     def _intact(self, entries: list[Entry]) -> list[Entry]:
@@ -359,6 +362,19 @@ def find(root: Path, log_id: str = "") -> Path | None:
     if len(names) > 1:
         raise AmbiguousArchive(root, names)
     return root / names[0] if names else None
+
+
+def _footer(data: bytes) -> Entry | None:
+    """What a file says about itself at its end; None if that cannot be read."""
+    try:
+        (length,) = _LEN.unpack_from(data, len(data) - _LEN.size)
+        return msgspec.json.decode(data[-_LEN.size - length : -_LEN.size], type=Entry)
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _without_file(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, file="", size=0, hash="", sealed_at_ms=0)
 
 
 def _heads(entry: Entry) -> dict[str, tuple[int, bytes, int]]:

@@ -101,5 +101,5 @@ def model_of(request: Request) -> str:
     """The model a relayed body names, if it is JSON that names one."""
     try:
         return _named(request.body).model if request.body else ""
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""

@@ -282,7 +282,12 @@ class StreamWatch:
         try:
             async with self._session.get(url) as answer:
                 who = msgspec.json.decode(await answer.read(), type=EngineState)
-        except (aiohttp.ClientError, msgspec.MsgspecError, OSError):  # TimeoutError is an OSError
+        except (
+            aiohttp.ClientError,
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            OSError,
+        ):  # TimeoutError is an OSError
             return
         if (who.worker, who.incarnation) == key:
             self._answered[key] = Answered(sent, self._now(), who.held)

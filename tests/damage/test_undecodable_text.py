@@ -1,0 +1,41 @@
+"""Bytes that are no UTF-8: msgspec raises UnicodeDecodeError for them, which is none of its own errors."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import msgspec
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OWN = {"DecodeError", "MsgspecError"}
+TEXT = {"UnicodeDecodeError", "UnicodeError", "ValueError", "Exception"}
+
+
+def clauses() -> list[tuple[str, set[str]]]:
+    """Every `except` of the product that names an error of msgspec, and the names in it."""
+    found = []
+    for package in ("events", "policies", "controlplane", "engine_shim"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ExceptHandler) and node.type is not None:
+                    names = {
+                        part.attr if isinstance(part, ast.Attribute) else part.id
+                        for part in ast.walk(node.type)
+                        if isinstance(part, ast.Attribute | ast.Name)
+                    }
+                    if names & OWN:
+                        found.append((f"{path.relative_to(ROOT)}:{node.lineno}", names))
+    return found
+
+
+def test_msgspec_raises_another_error_for_bytes_that_are_no_text() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        msgspec.json.decode(b'{"a": "\xff"}', type=dict[str, str])
+
+
+def test_who_expects_that_bytes_cannot_be_decoded_expects_that_too() -> None:
+    found = clauses()
+    assert len(found) > 20
+    assert [where for where, names in found if not names & TEXT] == []
