@@ -100,6 +100,8 @@ async def _serve(config: ServeConfig) -> None:
             f"r.{config.name}", wait_s=2.0 * config.lease_ttl_s, gather_s=GATHER_MS / 1000
         )
         writer = await stack.enter_async_context(opening)
+        for loss in writer.spool_losses:
+            log.error("spool_set_aside", path=str(loss.path), why=loss.why)
         reader = etcd.reader()
         replica = Replica(_replica_config(config), reader, writer, etcd.writer, history)
         reader.on_foreign_key = replica.note_foreign_key

@@ -42,6 +42,8 @@ class Journal:
         self._retry: asyncio.TimerHandle | None = None
         self._fenced = asyncio.Event()
         self._inherited = writer.position
+        for loss in getattr(writer, "spool_losses", ()):
+            logger.error("part of the spool set aside", path=str(loss.path), why=loss.why)
         self._merger: Merger | None = None
         self._due: asyncio.TimerHandle | None = None
         self.steps = 0
@@ -197,6 +199,7 @@ class Journal:
             "durable": self._writer.durable,
             "spooled_bytes": getattr(self._writer, "waiting_bytes", 0),
             "spool_trouble": getattr(self._writer, "spool_trouble", ""),
+            "spool_losses": [str(one) for one in getattr(self._writer, "spool_losses", ())],
             "facts_waiting": len(self._waiting),
             "steps": self.steps,
             "shedding": self.shedding,

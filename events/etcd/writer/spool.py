@@ -2,7 +2,8 @@
 
 A file is frames: length u32, crc32 of the payload u32, payload. The first payload says
 which stream it continues and where (`SpoolHead`), each further one is a record. A torn
-or damaged frame ends the file: what a crash left of the last batch is not read.
+or damaged frame ends the file: what a crash left of the last batch is not read. The next
+writer sets these bytes aside (`<stream>.<nonce>.damaged`), because a damaged disk looks the same.
 
 Sync policy: every batch is fdatasynced before it counts as written, so a process or
 host that dies loses at most what was accepted since, `EtcdConfig.spool_sync_ms` and the
@@ -30,6 +31,7 @@ from relume.events.log.errors import LogError
 _FRAME = struct.Struct("<II")
 _MOST = 1024 * 1024  # no record is longer than a segment; a longer frame is damage
 _SUFFIX = ".spool"
+DAMAGED = ".damaged"
 SPOOL_VERSION = 1
 
 
@@ -111,7 +113,7 @@ class Spool:
         try:
             payloads, spool.begin = spool.read(0, 1, 1)
             spool.head = msgspec.msgpack.decode(payloads[0], type=SpoolHead)
-        except (IndexError, msgspec.DecodeError) as error:
+        except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as error:
             spool.close()
             raise CorruptSpool(path, f"no head ({error})") from None
         return spool
@@ -140,8 +142,8 @@ class Spool:
                 if len(data) < _FRAME.size:
                     break
             length, crc = _FRAME.unpack_from(data, at)
-            if length > _MOST:
-                break
+            if not 0 < length <= _MOST:
+                break  # zeros would be a record without bytes, and its crc fits
             if len(data) - at < _FRAME.size + length:
                 if records and offset + len(data) < self.size:
                     break  # the caller comes again for it
@@ -158,6 +160,16 @@ class Spool:
         if offset < self.size:
             os.ftruncate(self._fd, offset)
             self.size = offset
+
+    def set_aside(self, offset: int) -> Path | None:
+        """Keep a copy of the bytes from `offset` on for people; None if there are none. Raises
+        OSError."""
+        rest = os.pread(self._fd, self.size - offset, offset)
+        if not rest:
+            return None
+        aside = self.path.with_suffix(DAMAGED)
+        aside.write_bytes(rest)
+        return aside
 
     def close(self) -> None:
         """Let go of the file; it stays."""

@@ -3,12 +3,14 @@
 Its file continues a segment it names by hash. It is adopted if that segment is in the log and every
 later segment holds exactly the file's records at these positions: then the file's rest is the
 stream's true continuation, and this writer lands it. Anything else means that another writer has
-written to the stream since; the file is set aside.
+written to the stream since; the file is set aside. So are bytes after the last whole record, and a
+file whose head is damaged. Each is a `Loss`: nothing of a spool is dropped without a word.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,7 +19,13 @@ from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader.scan import Extent, Scan
 from relume.events.etcd.writer.ownership import Tail
-from relume.events.etcd.writer.spool import SPOOL_VERSION, CorruptSpool, Spool, leftovers
+from relume.events.etcd.writer.spool import (
+    DAMAGED,
+    SPOOL_VERSION,
+    CorruptSpool,
+    Spool,
+    leftovers,
+)
 
 _BATCH = 32  # segments compared at once
 _READ_BYTES = 1024 * 1024
@@ -33,28 +41,50 @@ class OrphanedRecords(Struct, frozen=True):
     size: int
 
 
+class Loss(Struct, frozen=True):
+    """Part of a spool that this writer cannot land. `path`: where it is set aside."""
+
+    path: Path
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
+OTHERS = "another writer has written to the stream since"
+SECOND = "an older spool of the stream is written first"
+
+
 async def recover(
-    client: EtcdClient, directory: str, cluster: int, stream: str, tail: Tail
+    client: EtcdClient,
+    directory: str,
+    cluster: int,
+    stream: str,
+    tail: Tail,
+    on_loss: Callable[[Loss], None] = lambda _: None,
 ) -> OrphanedRecords | None:
     """The unlanded rest of an earlier writer's spool, if there is one.
 
     Call it as the stream's owner. Removes files that have landed whole, sets aside
-    those that are refused. Raises LogUnavailable, OSError.
+    those that are refused, and damaged ones; calls `on_loss` for each. Raises LogUnavailable,
+    OSError.
     """
     adopted: OrphanedRecords | None = None
     for path in await asyncio.to_thread(leftovers, directory, stream):
-        spool = await asyncio.to_thread(_open, path)
+        spool = await asyncio.to_thread(_open, path, on_loss)
         if spool is None:
             continue
         offset = await _continues(client, cluster, stream, spool, tail)
         if offset < 0:
-            await asyncio.to_thread(spool.refuse)
+            on_loss(Loss(await asyncio.to_thread(spool.refuse), OTHERS))
             continue
         count, size, end = await asyncio.to_thread(_measure, spool, offset)
+        if count and adopted is not None:
+            on_loss(Loss(await asyncio.to_thread(spool.refuse), SECOND))
+            continue
+        await asyncio.to_thread(_set_rest_aside, spool, end, on_loss)
         if not count:
             await asyncio.to_thread(spool.discard)
-        elif adopted is not None:
-            await asyncio.to_thread(spool.refuse)
         else:
             await asyncio.to_thread(spool.cut_off, end)
             adopted = OrphanedRecords(spool, offset, count, size)
@@ -88,12 +118,29 @@ async def _continues(
     return offset
 
 
-def _open(path: Path) -> Spool | None:
+def _set_rest_aside(spool: Spool, end: int, on_loss: Callable[[Loss], None]) -> None:
+    """What follows the last whole record. A full disk does not keep the stream from its next writer."""
+    why = f"{spool.size - end} bytes after the last whole record"
+    try:
+        aside = spool.set_aside(end)
+    except OSError as error:
+        on_loss(Loss(spool.path, f"{why}, which could not be set aside: {error}"))
+    else:
+        if aside is not None:
+            on_loss(Loss(aside, why))
+
+
+def _open(path: Path, on_loss: Callable[[Loss], None]) -> Spool | None:
+    """None if its writer lives, or its head cannot be read. An empty file has lost nothing: its writer
+    died while making it."""
     try:
         return Spool.adopt(path)
-    except CorruptSpool:
-        # Its writer died while making it; nothing was promised by it yet.
-        path.unlink(missing_ok=True)
+    except CorruptSpool as error:
+        if path.stat().st_size:
+            aside = path.replace(path.with_suffix(DAMAGED))
+            on_loss(Loss(aside, str(error)))
+        else:
+            path.unlink(missing_ok=True)
         return None
 
 

@@ -32,7 +32,7 @@ from relume.events.etcd.writer.appends import Append, Outcome, Shape
 from relume.events.etcd.writer.backlog import Backlog
 from relume.events.etcd.writer.ownership import Ownership, Tail
 from relume.events.etcd.writer.spool import SPOOL_VERSION, Spool, SpoolHead, path_for
-from relume.events.etcd.writer.spool_recovery import recover
+from relume.events.etcd.writer.spool_recovery import Loss, recover
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
 from relume.events.log.codec import encode
@@ -80,6 +80,8 @@ class EtcdWriter:
             self._config.spool_sync_ms / 1000,
             self._create_spool if self._config.spool_dir else None,
         )
+        self.spool_losses: list[Loss] = []
+        """What earlier writers of the stream spooled and this one could not write, set aside."""
         self._tail = Tail()
         self._position = 0
         self._under_way: Append | None = None
@@ -374,7 +376,8 @@ class EtcdWriter:
         """Queue what an earlier writer of this stream took and did not land."""
         own = self._own
         directory = self._config.spool_dir
-        left = await recover(self._client, directory, own.cluster, self.stream, self._tail)
+        on_loss = self.spool_losses.append
+        left = await recover(self._client, directory, own.cluster, self.stream, self._tail, on_loss)
         if left is not None:
             self._backlog.adopt(left.spool, left.offset, left.count, left.size)
             self._position += left.count
