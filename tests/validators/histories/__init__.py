@@ -1,0 +1,1 @@
+"""The judgement on recorded histories of calls to etcd."""
