@@ -63,7 +63,8 @@ _TERMINATE = "agent-terminate"
 _PATHS = (
     "replica-cut", "replica-calls-lost", "replica-answers-lost", "replica-spool-torn",
     "replica-clock-jump", "replica-clock-back", "replica-clock-drift", "disk-hangs", "etcd-cut",
-    "watch-silent", "etcd-clock-jump", "clock-drift", "agent-spool-torn",
+    "watch-silent", "etcd-clock-jump", "clock-drift", "agent-spool-torn", "etcd-defragment",
+    "etcd-replace",
 )  # fmt: skip
 """Drawn by `paths_to_etcd`."""
 

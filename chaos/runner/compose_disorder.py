@@ -189,8 +189,13 @@ def _replica_is_cut_off(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed
 
 
 def _member_fails(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
-    """A member of etcd loses its peers, its disk or its watches; another one may lose them later."""
+    """A member of etcd loses its peers, its disk or its watches; another one may lose them later. Or
+    members defragment, one after the other, or one is replaced."""
     fleet = replace(fleet, etcd=3)
+    upkeep_of = rng.choice(((), (), ("etcd-defragment",) * 3, ("etcd-replace",)))
+    if upkeep_of:
+        upkeep = [replace(_at(rng, what, 0.5, 9), target="any") for what in upkeep_of]
+        return fleet, _steady(fleet, traffic), tuple(upkeep)
     faults = [
         replace(
             _at(rng, rng.choice(("etcd-cut", "disk-hangs", "watch-silent")), first_s, first_s + 4),

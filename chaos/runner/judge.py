@@ -309,11 +309,15 @@ def _deaths(run: Outcome) -> Iterator[tuple[int, str]]:
                 yield fired.at_ns, name
 
 
+_STOPS_OF_MEMBERS = frozenset(
+    ("etcd-stop", "etcd-kill", "etcd-cut", "etcd-defragment", "disk-slow", "disk-hangs")
+)
+
+
 def _stops_log(run: Outcome, fired: FiredFault) -> bool:
     """Whether the fault left etcd without a majority, or without space."""
     outvoted = 2 * len(fired.target.split(",")) > len(run.schedule.etcd)
-    stops = fired.what in ("etcd-stop", "etcd-kill", "etcd-cut", "disk-slow", "disk-hangs")
-    return fired.what == "etcd-quota" or (stops and outvoted)
+    return fired.what == "etcd-quota" or (fired.what in _STOPS_OF_MEMBERS and outvoted)
 
 
 def _expectations(run: Outcome, figures: dict[str, float | None]) -> Iterator[Expectation]:

@@ -239,6 +239,16 @@ FAULTS: Mapping[str, FaultKind] = {
         amount=("milliseconds", 60_000.0),
         roles=_ENDS,
     ),
+    "etcd-defragment": FaultKind(
+        about="a member defragments its database, and answers nothing meanwhile",
+        target="etcd",
+        roles=_ENDS,
+    ),
+    "etcd-replace": FaultKind(
+        about="a member is removed with its data, and a new one takes its place",
+        target="etcd",
+        roles=_ENDS,
+    ),
     "disk-hangs": FaultKind(
         about="fsync calls of a member do not return; a leader loses its leadership",
         target="etcd",

@@ -96,6 +96,7 @@ PROMISES = {
         (
             "etcd-leader-killed",
             "etcd-leader-isolated",
+            "etcd-maintained",
             "etcd-away",
             "disk-slow",
             "clock-jumps",

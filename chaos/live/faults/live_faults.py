@@ -348,6 +348,26 @@ class Faults:
     async def _etcd_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return await _stopped({m: self._host.etcd.pid(m) for m in targets})
 
+    async def _etcd_defragment(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        """One after the other, as an operator should."""
+        for member in targets:
+            try:
+                await self._host.etcd.defragment(member)
+            except LogError as error:
+                raise CannotStrike(f"{member} does not defragment: {error}") from None
+        return None, ", ".join(targets)
+
+    async def _etcd_replace(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        etcd = self._host.etcd
+        if 2 * (len(etcd.names) - len(targets)) <= len(etcd.names):
+            raise CannotStrike(f"there is no majority without {', '.join(targets)}")
+        for member in targets:
+            try:
+                await etcd.replace(member)
+            except LogError as error:
+                raise CannotStrike(f"{member} is not replaced: {error}") from None
+        return None, ", ".join(targets)
+
     async def _etcd_quota(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """The control plane may lift the alarm by itself before `undo`."""
         etcd = self._host.etcd

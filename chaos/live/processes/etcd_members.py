@@ -73,7 +73,8 @@ class Etcd:
             await asyncio.to_thread(child.process.wait)
         shutil.rmtree(self._dir, ignore_errors=True)
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str, *, joins: bool = False) -> None:
+        """`joins`: it is a new member of a cluster that exists."""
         binary = os.environ.get("RELUME_ETCD") or shutil.which("etcd")
         if binary is None:
             raise LiveError("no etcd found: set RELUME_ETCD to its path")
@@ -88,6 +89,7 @@ class Etcd:
             "--initial-cluster", ",".join(f"{n}=http://127.0.0.1:{p}" for n, p in all_peers),
             "--heartbeat-interval", str(HEARTBEAT_MS), "--election-timeout", str(10 * HEARTBEAT_MS),
             "--quota-backend-bytes", str(self._quota_bytes), "--log-level", "error",
+            "--initial-cluster-state", "existing" if joins else "new",
         ]  # fmt: skip
         self._children[name] = Child.start(name, argv, self._dir / f"{name}.log")
 
@@ -135,6 +137,27 @@ class Etcd:
             self._start(name)
         await self.healthy((name,))
 
+    async def defragment(self, name: str) -> None:
+        """Defragment the database of a member. Raises LogError."""
+        async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
+            await client.defragment(self.endpoint(name))
+
+    async def replace(self, name: str) -> None:
+        """Remove a member with its data, and have a new one take its place. etcd refuses a change of
+        members within 5 s of another one, or of a member's start: it is tried again. Raises LogError,
+        LiveError."""
+        others = tuple(self.endpoint(other) for other in self.names if other != name)
+        peer = f"http://127.0.0.1:{self._peer_ports[self.names.index(name)]}"
+        async with EtcdClient(EtcdConfig(endpoints=others)) as client:
+            known = {member.name: member.ID for member in (await client.members()).members}
+            await _until_accepted(client, "MemberRemove", rpc.MemberRemoveRequest(ID=known[name]))
+            if self._children[name].alive:
+                self.kill(name)
+            shutil.rmtree(self._dir / name)
+            await _until_accepted(client, "MemberAdd", rpc.MemberAddRequest(peerURLs=[peer]))
+        self._start(name, joins=True)
+        await self.healthy((name,))
+
     async def fill(self) -> None:
         """Raise the alarm of a full database at every member: etcd then refuses puts and lease
         grants. Raises LogError."""
@@ -156,3 +179,16 @@ class Etcd:
         async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
             maintenance = Maintenance(client)
             await maintenance.disarm(await maintenance.space())
+
+
+async def _until_accepted(client: EtcdClient, method: str, request: object) -> None:
+    deadline = time.monotonic() + HEALTHY_S
+    while True:
+        try:
+            await client.call(method, request)
+        except LogError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.5)
+        else:
+            return

@@ -17,6 +17,10 @@ from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import VirtualLoop
 
 Undo = Callable[[], object]
+DEFRAGMENT_S = 2.0
+"""For how long a member that defragments answers nothing: about 1 GB."""
+REPLACE_S = 4.0
+"""Time from the end of a member to the start of the one that replaces it."""
 DRIFT_STEP_S = 0.1
 """Period in which a drifting clock is moved."""
 
@@ -71,6 +75,22 @@ class LogFaults:
         return lambda: etcd.rejoin(target)
 
     _disk_hangs = _etcd_cut
+
+    def _etcd_defragment(self, planned: PlannedFault, target: str) -> None:
+        etcd = self._fleet.etcd
+        process = etcd.process(target)
+        if not process.alive or process.stopped:
+            raise CannotStrike(f"{target} does not run")
+        etcd.stop(target)
+        self._fleet.loop.call_later(DEFRAGMENT_S, etcd.go_on, target)
+
+    def _etcd_replace(self, planned: PlannedFault, target: str) -> None:
+        """The others must be a majority without it, or nobody could agree on the new member."""
+        etcd = self._fleet.etcd
+        if not etcd.is_dispensable(target):
+            raise CannotStrike(f"there is no majority without {target}")
+        etcd.kill(target)
+        self._fleet.loop.call_later(REPLACE_S, etcd.start, target)
 
     def _watch_silent(self, planned: PlannedFault, target: str) -> Undo:
         etcd = self._fleet.etcd

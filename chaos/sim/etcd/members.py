@@ -274,6 +274,11 @@ class SimEtcd:
         self._members[name].apart -= 1
         self._check()
 
+    def is_dispensable(self, name: str) -> bool:
+        """Whether the others are a majority without the member, which lives."""
+        others = sum(m.votes for m in self._members.values() if m.name != name)
+        return self._members[name].process.alive and 2 * others > len(self._members)
+
     def silence(self, name: str) -> None:
         """The member answers calls, and its watches get no events until `end_silence`."""
         self._members[name].is_silent = True
