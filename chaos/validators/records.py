@@ -74,9 +74,13 @@ class Course(Struct, kw_only=True):
     owners: list[str] = field(default_factory=list)
     void: list[Entry] = field(default_factory=list)
     unaware: list[v.RouteDecided] = field(default_factory=list)
-    """Dispatches of an earlier owner, before it had read that another replica owned the request."""
+    """Dispatches of a replica before it had read that another one owned the request: of an earlier
+    owner, or of one to which the client returned before it had read that."""
     owned_at: int = 0
     """Revision at which the last owner became that."""
+    other_owned_at: int = 0
+    """Revision of the last return to another replica, which dispatched the request, if the last owner
+    had it before that too."""
 
     def add(self, at: Entry) -> None:
         """Add the next event of this request."""
@@ -86,6 +90,8 @@ class Course(Struct, kw_only=True):
                 self.events.append(at)  # what follows of this replica counts from there
             return  # too late to own it
         if kind in (v.RequestArrived, v.ClientReturned):
+            if at.stream in self.owners[:-1] and self._is_dispatched_by_another(at.stream):
+                self.other_owned_at = self.owned_at
             self.owners.append(at.stream)
             self.owned_at = at.revision
             self.events += [void for void in self.void if void.stream == at.stream]
@@ -99,11 +105,19 @@ class Course(Struct, kw_only=True):
             return
         if kind is v.RouteDecided and at.event.worker and len(self.owners) > 1:
             self.void.clear()
+            if at.event.basis.revision < self.other_owned_at:
+                self.unaware.append(at.event)
         self.events.append(at)
         if kind is v.RequestArrived:
             self.arrived = at
         elif kind is v.RequestEnded:
             self.ends.append(at)
+
+    def _is_dispatched_by_another(self, stream: str) -> bool:
+        return any(
+            type(at.event) is v.RouteDecided and at.event.worker and at.stream != stream
+            for at in self.events
+        )
 
     @property
     def is_dispatched_anew(self) -> bool:

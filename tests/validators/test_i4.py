@@ -152,3 +152,23 @@ def test_i4_knows_what_an_owner_sent_before_it_read_that_another_one_is(has_read
     found = [str(one) for one in i4_one_live_epoch.check(story.groups, [])]
     assert any("attempt 2 was taken by 2 engines" in one for one in found) is has_read
     assert has_read or not found
+
+
+@pytest.mark.parametrize("has_read", [False, True])
+def test_i4_knows_what_an_owner_sent_whose_client_was_elsewhere_meanwhile(has_read: bool) -> None:
+    """Composed 82269: etcd's answers to r0 were lost. Its client was at r1, and came back to r0."""
+    story = short()
+    story.worker("w2")
+    story.replica("r1")
+    before = v.Basis(story.revision, 1)
+    story.tell("r.r1", v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=5, events=0))
+    story.tell("r.r1", observed(), decided(attempt=2, worker="w2"))
+    story.tell("w.w2", engine_step(queued(attempt=2)))
+    story.tell("w.w1", engine_step(queued(attempt=2)))
+    basis = v.Basis(story.revision, 1) if has_read else before
+    sent = msgspec.structs.replace(decided(attempt=2, worker="w1"), basis=basis)
+    back = v.ClientReturned(request="q1", claim="c2", attempt=1, tokens=5, events=0)
+    story.tell("r.r0", back, observed(), sent)
+    found = [str(one) for one in i4_one_live_epoch.check(story.groups, [])]
+    assert any("attempt 2 was taken by 2 engines" in one for one in found) is has_read
+    assert has_read or not found

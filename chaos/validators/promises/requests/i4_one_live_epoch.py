@@ -7,7 +7,8 @@ dispatch named it and its incarnation.
 
 A killed gateway may have sent attempts that it never wrote (`UnwrittenDecisions`); nobody reads
 their answers. The next owner, which may not know of them, skips their numbers or uses them again.
-The same holds for what a replica sent before it had read that its client went to another one.
+The same holds for what a replica sent before it had read that its client went to another one, also if
+the client came back meanwhile.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _attempts(course: Course, known: set[int]) -> list[str]:
         elif type(event) is v.TransportObserved:
             if event.attempt == live:
                 live = 0
-        elif type(event) is v.RouteDecided and event.worker:
+        elif type(event) is v.RouteDecided and event.worker and event not in course.unaware:
             if over:
                 texts.append(f"attempt {event.attempt} was dispatched after the end")
             if live:
@@ -101,7 +102,9 @@ def _attempts(course: Course, known: set[int]) -> list[str]:
 
 
 def _engines(course: Course, unwritten: UnwrittenDecisions | None) -> list[str]:
-    chosen = {d.attempt: (d.worker, d.incarnation) for d in course.decisions}
+    chosen = {
+        d.attempt: (d.worker, d.incarnation) for d in course.decisions if d not in course.unaware
+    }
     unaware = {(d.attempt, d.worker, d.incarnation) for d in course.unaware}
     takers: dict[int, set[tuple[str, int]]] = {}
     for at, change in course.queued:
