@@ -223,7 +223,7 @@ def first_token_us(view: View, query: RouteQuery, policy: str, choice: Choice) -
         tokens = query.tokens
         tokens -= _cached_tokens(view, found, query, policy, choice)
         ttft_us = estimate_of(view, found).ttft_us(max(view.now_us, 0), tokens)
-    return ttft_us if ttft_us < UNHEARD_US else -1
+    return ttft_us if ttft_us < UNHEARD_US // 2 else -1
 
 
 def first_token_us_v1(view: View, query: RouteQuery, policy: str, choice: Choice) -> int:

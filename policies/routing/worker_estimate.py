@@ -43,9 +43,9 @@ FASTEST = 1 / 16
 _, PROMPT, WORK, REQUEST, TOKEN, MIXED = SCALES
 LATE = 1 << 52
 """Later than any time of a clock, microseconds; more than any number of blocks or requests."""
-UNHEARD_US = 1 << 50
+UNHEARD_US = 1 << 46
 """Of a worker whose last report is older than all stored receive times: the end of its prompts is
-unknown."""
+unknown. Two years; a decision records it as a cost, and no reader takes an integer beyond 48 bits."""
 
 
 class WorkerEstimate(Struct, frozen=True, gc=False, kw_only=True):

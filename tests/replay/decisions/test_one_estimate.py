@@ -12,12 +12,13 @@ from relume.chaos.scenario import scenario_reader
 from relume.chaos.sim.sim_fleet import run
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
-from relume.events.log.codec import decode_all
+from relume.events.log.codec import decode, decode_all, encode
 from relume.events.log.interface import RevisionGroup
 from relume.policies.decision_versions import DECISION_VERSIONS, RETAKEN
 from relume.policies.routing import choose_worker, first_token_v1, selection
 from relume.policies.routing.route_query import RouteQuery
-from relume.policies.routing.worker_estimate import UNHEARD_US
+from relume.policies.routing.worker_estimate import UNHEARD_US, WorkerEstimate
+from tests.policies.story import decided
 from tests.replay import frozen
 from tests.replay.decisions.test_scheduler_replay import eventful_log
 
@@ -109,5 +110,24 @@ def test_an_estimate_that_says_nothing_is_not_recorded() -> None:
     choice = choose_worker.decide(view, query, "predicted_ttft")
     assert choice.worker == "w0" and choice.ttft_us >= 0
     assert choose_worker.first_token_us(view, query, "predicted_ttft", choice) == choice.ttft_us
-    vague = msgspec.structs.replace(choice, ttft_us=UNHEARD_US + 5)
-    assert choose_worker.first_token_us(view, query, "predicted_ttft", vague) == -1
+    for more_us in (5, -3_600_000_000):  # before its time, and an hour later
+        vague = msgspec.structs.replace(choice, ttft_us=UNHEARD_US + more_us)
+        assert choose_worker.first_token_us(view, query, "predicted_ttft", vague) == -1
+
+
+def test_a_decision_about_a_worker_that_was_not_heard_of_can_be_read() -> None:
+    """Composed 81052: no reader took its cost, so a request had no first attempt."""
+    day_us = 24 * 3600 * 1_000_000
+    cost = estimate_of_unheard().cost_us(0, 1_000_000) + day_us
+    candidate = v.Candidate(
+        worker="w0", incarnation=1, cost=cost, prefill_tokens=1, requests=1, ttft_us=cost
+    )
+    event = msgspec.structs.replace(decided(), candidates=(candidate,))
+    assert decode(encode(event)) == event
+
+
+def estimate_of_unheard() -> WorkerEstimate:
+    return WorkerEstimate(
+        worker="w0", incarnation=1, free_at_us=UNHEARD_US, token_ns=1000, fixed_us=1000, silent_at_us=1,
+        tpot_us=1000, prefill_tokens=1, requests=1, batch=1, context_tokens=1, kv_free=1,
+    )  # fmt: skip
