@@ -40,12 +40,13 @@ class UnacknowledgedRequests:
 
     def take(self, client: ClientRecord) -> bool:
         """Whether one of them may be `client`'s; if so, assigns it to this client. A client that
-        left has at most the tokens that the engine counted."""
-        counted = client.token_count if not client.other_tokens else None
+        left has at most the tokens that the engine counted. Of several choices, the engine names one
+        by the request's own name and counts its tokens alone."""
+        counted = (client.token_count, client.other_tokens or client.token_count)
         fitting = [
             (n is None, n or 0, request)
             for request, n in self.tokens.items()
-            if n is None or n == counted or (_left(client) and n >= client.token_count)
+            if n is None or n in counted or (_left(client) and n >= client.token_count)
         ]
         if not fitting:
             return False

@@ -221,6 +221,9 @@ def test_i1_knows_answers_of_a_gateway_that_died_unheard_from_their_engines() ->
     assert says(story(), client) == ""
     assert "does not know" in says(story(), client, client), "one request is one client's"
     assert "does not know" in says(story(tokens=63), client)
+    several = msgspec.structs.replace(client, other_tokens=70)
+    assert says(story(), several) == says(story(tokens=70), several) == "", "one of its choices"
+    assert "does not know" in says(story(tokens=63), several)
     left = msgspec.structs.replace(client, request="c3", outcome="cancelled", token_count=5)
     assert says(story(), left) == "", "the engine computed on without it"
     assert "does not know" in says(story(tokens=4), left), "it has more than was computed"
