@@ -33,8 +33,8 @@ from relume.engine_shim.agent.engine_process.supervisor import Supervisor
 from relume.engine_shim.agent.engine_process.watched_engine import CANARY_S, WatchedServer
 from relume.engine_shim.agent.journal import FLUSH_TIMEOUT_S, Journal
 from relume.engine_shim.agent.life import Agent
+from relume.engine_shim.agent.stream_ownership.takeover import free_stream
 from relume.engine_shim.agent.stream_reader import FleetReader
-from relume.engine_shim.agent.takeover import free_stream
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
 from relume.events.log.errors import RelumeError

@@ -26,8 +26,8 @@ from relume.engine_shim.agent.engine_process.engine_hosts import make_host
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of
 from relume.engine_shim.agent.life import Agent
 from relume.engine_shim.agent.run_directory import RunDirectory
+from relume.engine_shim.agent.stream_ownership.takeover import free_stream
 from relume.engine_shim.agent.stream_reader import FleetReader
-from relume.engine_shim.agent.takeover import free_stream
 from relume.events.etcd.factory import EtcdLog
 from relume.events.failpoints import failpoint_client
 from relume.events.log.disk import is_full

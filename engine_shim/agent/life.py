@@ -37,7 +37,7 @@ from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.engine_shim.agent.report_server import ReportServer
 from relume.engine_shim.agent.run_directory import RunDirectory
 from relume.engine_shim.agent.status_page import StatusServer
-from relume.engine_shim.agent.takeover import FreeStream
+from relume.engine_shim.agent.stream_ownership.takeover import FreeStream
 from relume.events.log.errors import LogUnavailable, StreamOwned
 from relume.events.log.interface import StreamWriter
 from relume.events.vocabulary import (

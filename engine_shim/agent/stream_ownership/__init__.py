@@ -1,0 +1,1 @@
+"""How an agent owns its worker's stream: after a dead agent, and in the next log."""
