@@ -159,13 +159,19 @@ class EtcdServer:
         path = self.data_dir / f"m{member}.log"
         return path.read_text(errors="replace")[-size:] if path.exists() else ""
 
-    # --- faults ----------------------------------------------------------------------
+    # --- faults and backups ----------------------------------------------------------------------
 
     def kill9(self, member: int = 0) -> None:
         """SIGKILL a member and reap it; its data stays."""
         proc = self._running(member)
         proc.kill()
         proc.wait(timeout=10)
+
+    def terminate_member(self, member: int = 0) -> None:
+        """SIGTERM a member and wait until it has ended; its data stays, and is complete."""
+        proc = self._running(member)
+        proc.terminate()
+        proc.wait(timeout=20)
 
     def stop(self, member: int = 0) -> None:
         """SIGSTOP, seen to take effect: the member hangs with its sockets open."""
@@ -182,6 +188,23 @@ class EtcdServer:
         self._spawn(member)
         if wait:
             self.wait_healthy(member, timeout_s)
+
+    def back_up(self, member: int = 0) -> None:
+        """Copy the data of a single member, which is restarted for that."""
+        self.kill9(member)
+        data = self.data_dir / f"m{member}"
+        shutil.copytree(data, data.with_suffix(".backup"))
+        self.restart(member)
+
+    def restore(self, member: int = 0) -> None:
+        """Kill the member, and start it on what `back_up` copied; without a copy, on nothing."""
+        if self.alive(member):
+            self.kill9(member)
+        data = self.data_dir / f"m{member}"
+        shutil.rmtree(data)
+        if data.with_suffix(".backup").exists():
+            shutil.copytree(data.with_suffix(".backup"), data)
+        self.restart(member)
 
     def leader(self) -> int:
         """Index of the member that leads. Raises EtcdDidNotStart when none says so."""

@@ -253,7 +253,7 @@ class Replica:
                 if fetching.done():
                     break
                 if fenced.done():
-                    raise Fenced(self.writer.stream, self.writer.epoch)
+                    raise self.writer.fence or Fenced(self.writer.stream, self.writer.epoch)
                 log.warning(
                     "waiting_for_the_log",
                     revision=self.fleet.revision,
@@ -348,7 +348,7 @@ class Replica:
 
     async def _until_fenced(self) -> None:
         await self.writer.fenced()
-        raise Fenced(self.writer.stream, self.writer.epoch)
+        raise self.writer.fence or Fenced(self.writer.stream, self.writer.epoch)
 
 
 def _check_continues(fleet: Fleet, group: RevisionGroup) -> None:

@@ -66,6 +66,19 @@ class Fenced(LogError):
         self.epoch = epoch
 
 
+class LogReplaced(Fenced):
+    """etcd no longer has what it acknowledged to this writer: it was restored from a backup, lost its
+    data, or an operator began a new log. No other process owns the stream for that reason."""
+
+    def __init__(self, stream: str, epoch: int, seq: int) -> None:
+        super().__init__(stream, epoch)
+        self.seq = seq
+        self.args = (
+            f"stream {stream}: etcd no longer has what it acknowledged up to segment {seq}: it was "
+            "restored from a backup, lost its data, or a new log began",
+        )
+
+
 class StreamOwned(LogError):
     """The stream has a living owner, so it cannot be opened.
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from relume.events.log.errors import Fenced
 from relume.events.log.segment import Segment
 
 
@@ -84,8 +85,13 @@ class StreamWriter(Protocol):
         """Call `callback` on the event loop for every segment that became durable."""
         ...
 
+    @property
+    def fence(self) -> Fenced | None:
+        """Why the stream is no longer ours: another owner took it, or LogReplaced."""
+        ...
+
     async def fenced(self) -> None:
-        """Return when (if ever) another owner took the stream; the process must stop."""
+        """Return when (if ever) there is a `fence`; this writer takes no more events."""
         ...
 
 

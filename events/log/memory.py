@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
 from relume.events.log.codec import encode
-from relume.events.log.errors import Compacted, Fenced, StreamOwned
+from relume.events.log.errors import Compacted, Fenced, LogReplaced, StreamOwned
 from relume.events.log.interface import LandedSegment, RevisionGroup
 from relume.events.log.segment import GENESIS, pack, unpack
 
@@ -20,7 +20,7 @@ class MemoryLog:
     """A log of this process. `trim(revision)` deletes, as compaction does."""
 
     def __init__(self) -> None:
-        self.revision = 0
+        self.revision = self.generation = 0
         self.groups: list[RevisionGroup] = []
         self.owner_epochs: dict[str, int] = {}
         self.heads: dict[str, tuple[int, bytes, int]] = {}
@@ -54,6 +54,13 @@ class MemoryLog:
         self.groups = [g for g in self.groups if g.revision > revision]
         self._trimmed = max(self._trimmed, revision)
 
+    def replace(self) -> None:
+        """Begin a new log in place of this one, as in an etcd that was restored or wiped. Writers of
+        the old one notice it when they append."""
+        self.revision, self.generation = 0, self.generation + 1
+        self.groups, self.owner_epochs, self.heads, self._waiting = [], {}, {}, []
+        self._trimmed = 0
+
     def commit(self, group: RevisionGroup) -> None:
         """Make `group` the next transaction."""
         self.revision = group.revision
@@ -78,6 +85,14 @@ class MemoryLog:
         last = until or self.revision
         return [g for g in self.groups if after < g.revision <= last]
 
+    async def identity(self) -> str:
+        """The log's id; another one after `replace`."""
+        return f"log{self.generation}"
+
+    async def is_empty(self) -> bool:
+        """Whether no segment was written."""
+        return not self.heads
+
     async def owners(self) -> dict[str, int]:
         """See relume.events.log.interface.LogReader.owners."""
         return dict(self.owner_epochs)
@@ -89,7 +104,9 @@ class MemoryWriter:
     def __init__(self, log: MemoryLog, stream: str) -> None:
         self.stream = stream
         self.epoch = 0
+        self.fence: Fenced | None = None
         self._log = log
+        self._generation = log.generation
         self._taken: list[bytes] = []
         self._position = 0
         self._durable = 0
@@ -107,7 +124,7 @@ class MemoryWriter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._log.owner_epochs.get(self.stream) == self.epoch:
+        if self._is_owner():
             self._log.lapse(self.stream)
 
     @property
@@ -126,9 +143,8 @@ class MemoryWriter:
         self._callbacks.append(callback)
 
     def append(self, *events: Any, beyond_limit: bool = False) -> int:
-        if self._log.owner_epochs.get(self.stream) != self.epoch:
-            self._fenced.set()
-            raise Fenced(self.stream, self.epoch)
+        if not self._is_owner():
+            raise self.fence or Fenced(self.stream, self.epoch)
         self._taken.extend(e if isinstance(e, bytes) else encode(e) for e in events)
         self._position += len(events)
         if self._log.paused:
@@ -138,13 +154,22 @@ class MemoryWriter:
             self.land()
         return self._position
 
+    def _is_owner(self) -> bool:
+        log = self._log
+        if self.fence is None and self._generation != log.generation:
+            self.fence = LogReplaced(self.stream, self.epoch, self._durable)
+        elif self.fence is None and log.owner_epochs.get(self.stream) != self.epoch:
+            self.fence = Fenced(self.stream, self.epoch)
+        if self.fence is not None:
+            self._fenced.set()
+        return self.fence is None
+
     def land(self) -> None:
         """Make what was accepted durable as one segment."""
         log, records = self._log, self._taken
         if not records:
             return
-        if log.owner_epochs.get(self.stream) != self.epoch:
-            self._fenced.set()
+        if not self._is_owner():
             return
         self._taken = []
         seq, previous, first = log.heads.get(self.stream, (0, GENESIS, 1))

@@ -195,7 +195,7 @@ class Ownership:
             self.epoch = owner[0].create_revision
             if await self._rebind(lease):
                 return None
-        raise Fenced(self.stream, self.epoch, "another owner was there, or the log was replaced")
+        raise Fenced(self.stream, self.epoch, "another owner was there")
 
     async def _fresh_lease(self) -> Lease:
         if self._fresh is None or not self._fresh.alive:
@@ -230,6 +230,22 @@ async def read_tail(client: EtcdClient, keys: Keys, stream: str) -> Tail:
     if last is None:
         return Tail()
     return Tail(last.segment.seq, last.segment.hash, last.revision, last.segment.last + 1)
+
+
+async def is_lost(client: EtcdClient, keys: Keys, stream: str, tail: Tail, epoch: int) -> bool:
+    """Whether etcd is not the one any more that acknowledged `tail` under `epoch`: the segment is
+    gone, though trimming leaves the last one of a stream, or is another, or the stream's owner is
+    older than `epoch`. Raises LogUnavailable, BrokenChain, CorruptSegment."""
+    owner = (await client.range(keys.owner(stream), keys_only=True)).kvs
+    if owner and owner[0].create_revision < epoch:
+        return True
+    scan = Scan(client, keys, 0)
+    extent = await scan.extent(stream)
+    if not tail.seq or tail.seq < extent.first <= extent.last:
+        return False
+    if tail.seq > extent.last:
+        return True
+    return (await scan.segment(stream, tail.seq)).segment.hash != tail.hash
 
 
 def _created(key: bytes, revision: int) -> Any:

@@ -30,13 +30,20 @@ from relume.events.etcd.errors import AccessRefused, LeaseGone, NoSpace, RecordT
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.writer.appends import Append, Outcome, Shape
 from relume.events.etcd.writer.backlog import Backlog
-from relume.events.etcd.writer.ownership import Ownership, Tail
+from relume.events.etcd.writer.ownership import Ownership, Tail, is_lost
 from relume.events.etcd.writer.spool import SPOOL_VERSION, Spool, SpoolHead, path_for
 from relume.events.etcd.writer.spool_recovery import Loss, recover
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
 from relume.events.log.codec import encode
-from relume.events.log.errors import Fenced, LogError, LogFull, LogUnavailable
+from relume.events.log.errors import (
+    BrokenChain,
+    Fenced,
+    LogError,
+    LogFull,
+    LogReplaced,
+    LogUnavailable,
+)
 from relume.events.log.interface import LandedSegment
 from relume.events.log.segment import MAX_SEGMENT_BYTES
 from relume.events.vocabulary import StreamResumed
@@ -238,8 +245,13 @@ class EtcdWriter:
         """Call `callback` on the event loop for every segment that became durable."""
         self._callbacks.append(callback)
 
+    @property
+    def fence(self) -> Fenced | None:
+        """Why the stream is no longer ours: another owner took it, or LogReplaced."""
+        return self._fence
+
     async def fenced(self) -> None:
-        """Return when (if ever) another owner took the stream; the process must stop."""
+        """Return when (if ever) there is a `fence`; this writer takes no more events."""
         await self._fenced.wait()
 
     # --- landing -----------------------------------------------------------------------
@@ -265,10 +277,27 @@ class EtcdWriter:
                     pause = BACKOFF_MIN_MS / 1000
                     if not self._backlog.settled:
                         await self._settle()
-        except Fenced as error:
-            self._fence = error
+        except (Fenced, BrokenChain) as error:
+            self._fence = await self._fence_of(error)
             self._fenced.set()
             self._moved()
+
+    async def _fence_of(self, error: Fenced | BrokenChain) -> Fenced:
+        """What ended the ownership: another owner, or an etcd that is not the same any more."""
+        replaced = LogReplaced(self.stream, self.epoch, self._tail.seq)
+        if isinstance(error, BrokenChain):
+            return replaced
+        until = self._now() + self._config.open_timeout_ms / 1000
+        while True:
+            try:
+                lost = await is_lost(self._client, self._keys, self.stream, self._tail, self.epoch)
+                return replaced if lost else error
+            except LogUnavailable:
+                if self._now() > until:
+                    return error
+                await asyncio.sleep(BACKOFF_MIN_MS / 1000)
+            except LogError:
+                return error
 
     @property
     def _must_regain(self) -> bool:
