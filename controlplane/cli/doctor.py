@@ -267,9 +267,40 @@ async def check_etcd(config: ServeConfig) -> list[Finding]:
         if probe.member_count == 1:
             text = "one member: its disk is the only copy of the log"
             findings.append(Finding("warn", "etcd", text, "three members for production"))
+        findings.append(await check_log(log, config))
         findings.append(_space(probe, config))
         findings.append(await _lease(log, config))
     return findings
+
+
+async def check_log(log: EtcdLog, config: ServeConfig) -> Finding:
+    """Whether etcd has the log that the archive has the past of."""
+    from relume.controlplane.history.errors import EtcdBehindArchive
+    from relume.controlplane.history.lost_log import archived_logs, begin_remedy, check_continues
+    from relume.events.etcd.maintenance import Maintenance
+    from relume.events.log.errors import LogError
+
+    root = Path(config.archive_dir) if config.archive_dir else None
+    try:
+        log_id = await Maintenance(log.client).identity()
+        archived = archived_logs(root) if root else {}
+        if root is None or (log_id and log_id not in archived):
+            return Finding("ok", "log", f"log {log_id or 'without a name'}, nothing archived here")
+        if log_id:
+            await check_continues(log.client, root / log_id, log_id)
+            return Finding("ok", "log", f"log {log_id}, archived up to {archived[log_id]}")
+        if not archived or not await Maintenance(log.client).is_empty():
+            return Finding("ok", "log", "not named yet; the leader names it")
+    except EtcdBehindArchive as error:
+        return Finding("fail", "log", str(error), begin_remedy(error.log_id))
+    except (LogError, OSError) as error:
+        return Finding("fail", "log", str(error), "see the runbook: docs/operations/disaster.md")
+    names = ", ".join(f"{name} up to revision {last}" for name, last in archived.items())
+    text = f"etcd is empty, but the archive has log {names}: etcd lost its data, or is another one"
+    remedy = (
+        "restore a backup of etcd or name the right one (--etcd); else replicas begin a new log"
+    )
+    return Finding("warn", "log", text, remedy)
 
 
 def _space(probe: Probe, config: ServeConfig) -> Finding:

@@ -227,6 +227,16 @@ The next step waits while a worker of the model is unwell, or while too few woul
   relume doctor                      each line ok, warn or fail, with the remedy
   relume doctor --etcd 10.0.0.5:2379 exit 1 when something fails""",
     ),
+    "log": Command(
+        "end the log in etcd and begin a new one, after etcd lost a part of it",
+        "relume.controlplane.cli.log_command:add_arguments",
+        "relume.controlplane.cli.log_command:log_command",
+        """
+  relume doctor                      says whether this is necessary, and the id of the log
+  relume log begin --replace 4f2a90c1d7e86b35   deletes the log in etcd; its archive stays
+
+It goes to etcd directly, with the settings of `relume serve` (--etcd, --prefix).""",
+    ),
     "serve": Command(
         "run one control plane replica",
         "relume.controlplane.cli.arguments:serve",
@@ -238,7 +248,8 @@ The next step waits while a worker of the model is unwell, or while too few woul
 
 precedence: flag > environment > file > default
 SIGTERM, SIGINT: requests end within --drain-s, then it stops; a second signal stops it at once
-exit codes: 0 stopped; 1 no log; 2 configuration; 3 fenced by another with its name""",
+exit codes: 0 stopped; 1 no log, or etcd lost a part of it; 2 configuration; 3 fenced by another
+with its name""",
     ),
     "worker": Command(
         "run the agent of one worker (its own flags: relume worker --help)",

@@ -42,6 +42,21 @@ class HistoryGap(HistoryError):
         self.following = following
 
 
+class EtcdBehindArchive(HistoryError):
+    """etcd lacks segments of a log that the archive has: etcd was restored from a backup.
+
+    Remedy: `relume log begin`. etcd is never filled up from the archive.
+    """
+
+    def __init__(self, log_id: str, stream: str, seq: int, archived: int) -> None:
+        super().__init__(
+            f"etcd was restored from a backup: it has stream {stream} of log {log_id} up to segment "
+            f"{seq}, the archive up to {archived}"
+        )
+        self.log_id = log_id
+        self.stream = stream
+
+
 class AmbiguousArchive(HistoryError):
     """Several logs are archived under one directory and the caller named none."""
 

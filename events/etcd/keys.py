@@ -3,7 +3,7 @@
 {prefix}/own/{stream}             owner key, lease-bound; create_revision = epoch
 {prefix}/log/{stream}/{seq:016x}  one segment, immutable
 {prefix}/snap/{revision:016x}     manifest of a snapshot
-{prefix}/id                       name of the log
+{prefix}/id                       the log's id: its name in the archive
 
 `permissions` says which process may read and write which of them.
 """

@@ -73,9 +73,8 @@ class Maintenance:
 
     def __init__(self, client: EtcdClient, stream: str = "fleet") -> None:
         self.stream = stream
-        self._client = client
+        self.client = client
         self._keys = Keys(client.config.prefix)
-        self._identity = self._keys.identity
 
     # --- identity ----------------------------------------------------------------------
 
@@ -84,8 +83,13 @@ class Maintenance:
 
         etcd's cluster id does not distinguish a wiped cluster from the one before it.
         """
-        answer = await self._client.range(self._identity)
+        answer = await self.client.range(self._keys.identity)
         return answer.kvs[0].value.decode() if answer.kvs else ""
+
+    async def is_empty(self) -> bool:
+        """Whether etcd holds no segment. Raises LogUnavailable."""
+        end = after_prefix(self._keys.log)
+        return not (await self.client.range(self._keys.log, end, count_only=True)).count
 
     async def name(self, fresh: str, epoch: int) -> str:
         """Name the log `fresh` unless it has a name; returns the name it has.
@@ -95,16 +99,24 @@ class Maintenance:
         known = await self.identity()
         if known:
             return known
-        unnamed = _created(self._identity, 0)
-        await self._guarded([_put(self._identity, fresh.encode())], epoch, unnamed)
+        unnamed = _created(self._keys.identity, 0)
+        await self._guarded([_put(self._keys.identity, fresh.encode())], epoch, unnamed)
         return await self.identity()
+
+    async def name_unnamed(self, fresh: str) -> None:
+        """Name the log `fresh` if it has no name, whoever leads. Raises LogUnavailable."""
+        request = rpc.TxnRequest(
+            compare=[_created(self._keys.identity, 0)],
+            success=[_put(self._keys.identity, fresh.encode())],
+        )
+        await self.client.txn(request)
 
     # --- snapshot manifests ------------------------------------------------------------
 
     async def manifests(self) -> dict[int, bytes]:
         """Every committed manifest by its snapshot's revision, newest first."""
         end = after_prefix(self._keys.snap)
-        answer = await self._client.range(self._keys.snap, end)
+        answer = await self.client.range(self._keys.snap, end)
         ours = [kv for kv in answer.kvs if self._keys.is_ours(kv.key)]
         found = {self._keys.snapshot_of(kv.key): kv.value for kv in ours}
         return dict(sorted(found.items(), reverse=True))
@@ -126,13 +138,13 @@ class Maintenance:
 
     async def revision(self) -> int:
         """The cluster's present revision."""
-        answer = await self._client.range(self._identity, count_only=True)
+        answer = await self.client.range(self._keys.identity, count_only=True)
         return int(answer.header.revision)
 
     async def holds(self, after: int) -> bool:
         """Whether etcd still has everything that happened after revision `after`."""
         try:
-            await self._client.range(self._identity, count_only=True, revision=max(after, 1))
+            await self.client.range(self._keys.identity, count_only=True, revision=max(after, 1))
         except Compacted:
             return False
         return True
@@ -143,7 +155,7 @@ class Maintenance:
 
         Raises LogUnavailable.
         """
-        extents = await Scan(self._client, self._keys, 0).extents(())
+        extents = await Scan(self.client, self._keys, 0).extents(())
         return all(extent.first == 1 for extent in extents)
 
     async def compact(self, revision: int, physical: bool = False) -> None:
@@ -152,7 +164,7 @@ class Maintenance:
         `physical`: return when its space is free. Raises LogUnavailable.
         """
         with contextlib.suppress(Compacted):
-            await self._client.compact(revision, physical=physical)
+            await self.client.compact(revision, physical=physical)
 
     async def trim(self, keep_from: Mapping[str, int], epoch: int) -> tuple[int, int]:
         """Delete the segments of each stream below its number in `keep_from`.
@@ -190,13 +202,13 @@ class Maintenance:
                     key=prefix, range_end=after_prefix(prefix), limit=1, keys_only=True
                 )
                 operations.append(rpc.RequestOp(request_range=request))
-            answer = await self._client.read_txn(rpc.TxnRequest(success=operations))
+            answer = await self.client.read_txn(rpc.TxnRequest(success=operations))
             for stream, op in zip(streams[at : at + _RANGES], answer.responses, strict=True):
                 kvs = op.response_range.kvs
                 if kvs and self._keys.is_ours(kvs[0].key):
                     found[stream] = self._keys.segment_of(kvs[0].key)[1]
                 elif (
-                    kvs and (extent := await Scan(self._client, self._keys, 0).extent(stream)).count
+                    kvs and (extent := await Scan(self.client, self._keys, 0).extent(stream)).count
                 ):
                     found[stream] = extent.first
         return found
@@ -206,13 +218,13 @@ class Maintenance:
     async def space(self) -> Space:
         """What the database of each member takes. Members that do not answer are left
         out. Raises LogUnavailable when none does."""
-        alarms = await self._client.alarms()
+        alarms = await self.client.alarms()
         full = {a.memberID for a in alarms.alarms if a.alarm == NOSPACE}
         found: dict[int, MemberSpace] = {}
         problem: LogUnavailable | None = None
         for endpoint in await self._endpoints():
             try:
-                status = await self._client.status(endpoint)
+                status = await self.client.status(endpoint)
             except LogUnavailable as error:
                 problem = error
                 continue
@@ -240,18 +252,18 @@ class Maintenance:
         """
         for member in space.members:
             if member.endpoint:
-                await self._client.defragment(member.endpoint, timeout_s)
+                await self.client.defragment(member.endpoint, timeout_s)
 
     async def disarm(self, space: Space) -> None:
         """Lift the NOSPACE alarm of the members that raised it."""
         for member in space.members:
             if member.full:
-                await self._client.disarm(member.member, NOSPACE)
+                await self.client.disarm(member.member, NOSPACE)
 
     async def _endpoints(self) -> list[str]:
         """Where members answer clients: as configured, then as the cluster says."""
-        known = list(self._client.config.endpoints)
-        answer = await self._client.members()
+        known = list(self.client.config.endpoints)
+        answer = await self.client.members()
         if len(answer.members) > len(known):
             for member in answer.members:
                 known += [urlsplit(url).netloc for url in member.clientURLs]
@@ -271,7 +283,7 @@ class Maintenance:
         request = rpc.TxnRequest(compare=[mine, *also], success=operations, failure=[look])
         for last in range(_TRIES):
             try:
-                answer = await self._client.txn(request)
+                answer = await self.client.txn(request)
                 break
             except CallFailed:
                 if last == _TRIES - 1:

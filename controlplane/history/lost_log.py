@@ -1,0 +1,54 @@
+"""Whether etcd still holds the log whose past is archived.
+
+Trimming leaves the last segment of each stream in etcd. If a stream ends earlier in etcd than in the
+archive, or has another segment there, etcd was restored from a backup. The revision of etcd does not
+show it: `--bump-revision` raises it, and so do other writers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from relume.controlplane.history.archive import Archive
+from relume.controlplane.history.errors import EtcdBehindArchive
+from relume.events.etcd.client.connection import EtcdClient
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.reader.scan import READ_CONCURRENCY, Scan, together
+
+
+def begin_remedy(log_id: str = "LOG_ID") -> str:
+    """What ends it, for people."""
+    return (
+        f"relume log begin --replace {log_id}, then start the replicas; the former log stays "
+        "readable in the archive (docs/operations/disaster.md)"
+    )
+
+
+async def check_continues(client: EtcdClient, directory: Path, log_id: str) -> None:
+    """Compare etcd with the archive of log `log_id` in `directory`.
+
+    Raises EtcdBehindArchive, LogUnavailable.
+    """
+    archive = await asyncio.to_thread(Archive, directory, log_id)
+    scan = Scan(client, Keys(client.config.prefix), 0)
+
+    async def check(stream: str, seq: int, digest: bytes) -> None:
+        extent = await scan.extent(stream)
+        behind = extent.last < seq
+        if extent.first <= seq <= extent.last:
+            behind = (await scan.segment(stream, seq)).segment.hash != digest
+        if behind:
+            raise EtcdBehindArchive(log_id, stream, min(extent.last, seq - 1), seq)
+
+    heads = [(stream, seq, digest) for stream, (seq, digest, _) in archive.heads().items()]
+    for at in range(0, len(heads), READ_CONCURRENCY):
+        await together(check(*head) for head in heads[at : at + READ_CONCURRENCY])
+
+
+def archived_logs(root: Path) -> dict[str, int]:
+    """Ids of the logs archived under `root`, each with the last revision it has. Blocking."""
+    found = {}
+    for directory in sorted(path.parent for path in root.glob("*/manifest.jsonl")):
+        found[directory.name] = Archive(directory, directory.name).last
+    return found

@@ -1,0 +1,161 @@
+"""etcd restored from a backup, or empty: who says so, and with what remedy."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relume.controlplane import serve_settings
+from relume.controlplane.cli.doctor import check_log
+from relume.controlplane.cli.relume_command import main
+from relume.controlplane.history.archive import Archive
+from relume.controlplane.history.errors import EtcdBehindArchive
+from relume.controlplane.history.lost_log import archived_logs
+from relume.controlplane.history.replica_restore import read_archive
+from relume.controlplane.replay.verify import verify
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.keys import Keys, after_prefix
+from relume.events.etcd.maintenance import Maintenance
+from relume.events.etcd.new_log import AnotherLog, RemovedKeys, begin_log
+from relume.events.etcd.reader.scan import Scan
+from relume.events.log.errors import LogReplaced, first_cause
+from tests.etcd_server import EtcdServer
+from tests.events.support import tick
+from tests.history.stage import config_for, replica_on, traffic_on
+
+pytestmark = pytest.mark.etcd
+
+
+async def archived_past_a_backup(etcd: EtcdServer, root: Path) -> None:
+    """A log of which the archive has more than the backup."""
+    async with EtcdLog(config_for(etcd), name="test") as log, traffic_on(log) as traffic:
+        async with replica_on(etcd, root) as stage:
+            while stage.keeper.status.rounds < 1:
+                await traffic.steps(16)
+            etcd.back_up()
+            rounds = stage.keeper.status.rounds
+            while stage.keeper.status.rounds < rounds + 2:
+                await traffic.steps(16)
+
+
+async def more_revisions(etcd: EtcdServer, count: int) -> None:
+    """As `--bump-revision` and `--mark-compacted` do: nobody can read what was before."""
+    async with EtcdLog(config_for(etcd), name="other") as log:
+        for _ in range(count):
+            revision = (await log.client.put(b"/other", b"")).header.revision
+        await log.client.compact(revision)
+
+
+async def diagnosis(etcd: EtcdServer, root: Path) -> Any:
+    """What the doctor finds."""
+    flags = {"etcd": etcd.endpoints[0], "archive_dir": str(root)}
+    config = serve_settings.load(vars(argparse.Namespace(**flags)), {}, None)
+    async with EtcdLog(config_for(etcd)) as log:
+        return await check_log(log, config)
+
+
+async def grown_again(etcd: EtcdServer, root: Path) -> None:
+    """Agents went on in the older log: each stream there is longer than in the archive."""
+    (archive,) = [Archive(root / name, name) for name in archived_logs(root)]
+    async with EtcdLog(config_for(etcd), name="test") as log:
+        for stream, (seq, _, _) in archive.heads().items():
+            async with log.writer(stream, wait_s=10) as writer:
+                have = (await Scan(log.client, Keys(log.config.prefix), 0).extent(stream)).last
+                for number in range(seq - have + 1):
+                    writer.append(tick(number))
+                    await writer.flush(5)
+
+
+@pytest.mark.parametrize("then", ["nothing", "bumped", "grown"])
+async def test_a_replica_refuses_an_etcd_restored_from_a_backup(
+    etcd: EtcdServer, tmp_path: Path, then: str
+) -> None:
+    await archived_past_a_backup(etcd, tmp_path)
+    assert (await diagnosis(etcd, tmp_path)).level == "ok"
+    etcd.restore()
+    if then == "bumped":
+        await more_revisions(etcd, 1000)
+    elif then == "grown":
+        await grown_again(etcd, tmp_path)
+    with pytest.raises(ExceptionGroup) as refused:
+        async with replica_on(etcd, tmp_path):
+            pass
+    assert isinstance(first_cause(refused.value), EtcdBehindArchive)
+    found = await diagnosis(etcd, tmp_path)
+    assert (found.level, found.check) == ("fail", "log")
+    assert "restored from a backup" in found.text and "relume log begin" in found.remedy
+
+
+async def test_the_doctor_says_that_etcd_is_empty_though_the_archive_is_not(
+    etcd: EtcdServer, tmp_path: Path
+) -> None:
+    assert (await diagnosis(etcd, tmp_path)).level == "ok"
+    await archived_past_a_backup(etcd, tmp_path)
+    await drop_backup(etcd)
+    etcd.restore()
+    found = await diagnosis(etcd, tmp_path)
+    assert found.level == "warn" and "etcd is empty, but the archive has log" in found.text
+    async with replica_on(etcd, tmp_path) as stage:
+        await stage.leads()
+        assert stage.fleet.replicas.keys() == {"r0"}
+
+
+async def test_a_new_log_begins_on_a_restored_etcd_and_the_former_stays_readable(
+    etcd: EtcdServer, tmp_path: Path, capsys
+) -> None:
+    await archived_past_a_backup(etcd, tmp_path)
+    etcd.restore()
+    (former,) = archived_logs(tmp_path)
+    begin = ["log", "begin", "--etcd", etcd.endpoints[0], "--archive-dir", str(tmp_path)]
+    assert await asyncio.to_thread(main, begin) == 2
+    assert f"to confirm, add --replace {former}" in capsys.readouterr().err
+    assert await asyncio.to_thread(main, [*begin, "--replace", "another"]) == 1
+    assert "nothing more was changed" in capsys.readouterr().err
+    assert (await diagnosis(etcd, tmp_path)).level == "fail"
+    assert await asyncio.to_thread(main, [*begin, "--replace", former]) == 0
+    said = capsys.readouterr().out
+    assert f"relume replay --verify --log {tmp_path}/{former}" in said
+    assert (await diagnosis(etcd, tmp_path)).level == "ok"
+    async with replica_on(etcd, tmp_path) as stage:
+        await stage.leads()
+        while stage.keeper.status.rounds < 1:
+            await asyncio.sleep(0.05)
+        assert stage.fleet.replicas.keys() == {"r0"} and not stage.fleet.workers
+        fresh = await Maintenance(stage.log.client).identity()
+    assert archived_logs(tmp_path).keys() == {former, fresh} and fresh != former
+    groups, _ = read_archive(tmp_path, former)
+    assert not verify(groups).divergences and len(groups) > 50
+
+
+async def test_a_new_log_removes_every_key_of_the_former_in_bounded_transactions(
+    etcd: EtcdServer, log: EtcdLog, monkeypatch
+) -> None:
+    monkeypatch.setattr("relume.events.etcd.new_log._PAGE", 3)
+    keys = Keys(log.config.prefix)
+    await log.client.put(keys.identity, b"former")
+    await log.client.put(b"/other/key", b"")
+    await log.client.put(keys.snapshot(4), b"")
+    async with log.writer("w.w0") as writer:
+        for number in range(10):
+            writer.append(tick(number))
+            await writer.flush(5)
+        removed = await begin_log(log.client, "former", "fresh")
+        assert removed == RemovedKeys(owners=1, segments=10, manifests=1)
+        writer.append(tick(10))
+        async with asyncio.timeout(5):
+            await writer.fenced()
+        assert isinstance(writer.fence, LogReplaced)
+    assert await Maintenance(log.client).identity() == "fresh"
+    assert (await log.client.range(keys.root, after_prefix(keys.root), count_only=True)).count == 1
+    assert (await log.client.range(b"/other/key")).kvs
+    with pytest.raises(AnotherLog):
+        await begin_log(log.client, "former", "again")
+
+
+async def drop_backup(etcd: EtcdServer) -> None:
+    """Restoring then starts with nothing."""
+    (etcd.data_dir / "m0.backup").rename(etcd.data_dir / "unused")
