@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import structlog
+
 from relume.events import vocabulary as v
-from relume.events.log.errors import LogFull
+from relume.events.log.errors import LogFull, LogReplaced
 from relume.events.log.feature_levels import require
 from relume.events.log.interface import StreamWriter
 from relume.policies.leader.feature_level import in_force
 from relume.policies.routing import estimate_index
 from relume.policies.state.overlay.receive_clock import UnrecordedReceipts
 from relume.policies.state.overlay.view import View
+
+log = structlog.get_logger("relume.replica")
 
 GATHERED = (
     v.RequestArrived,
@@ -49,6 +53,7 @@ class DecisionWriter:
         self.observers: list[Callable[[int, Any], None]] = []
         self._writer = writer
         self._decisions = 0
+        self._unwritten = 0
         self._clock = microseconds
         self._began_us = microseconds()
         self._unrecorded = UnrecordedReceipts()
@@ -73,7 +78,7 @@ class DecisionWriter:
         except LogFull:  # the next decision needs them, and an end does not
             if not beyond_limit:
                 raise
-        position = self._writer.append(event, beyond_limit=beyond_limit)
+        position = self._append(event, beyond_limit)
         if type(event) not in GATHERED:
             self._writer.hurry()
         self.view.own(position, event)
@@ -84,7 +89,7 @@ class DecisionWriter:
     def basis(self) -> v.Basis:
         """The basis of a decision made now; the decision must be the next event emitted."""
         self._emit_receipts()
-        self.view.reach(self._writer.position)
+        self.view.reach(self._position)
         return self.view.basis
 
     def decision_id(self) -> str:
@@ -115,8 +120,23 @@ class DecisionWriter:
         if not self._unrecorded.received(self.view.receipts, revision, self.now_us()):
             estimate_index.forget(self.view)
 
+    def _append(self, event: Any, beyond_limit: bool = False) -> int:
+        """The event's position. Once the log was replaced, nobody can read what this replica writes:
+        its open streams continue, and their events are only counted."""
+        if not self._unwritten:
+            try:
+                return self._writer.append(event, beyond_limit=beyond_limit)
+            except LogReplaced:
+                log.warning("events_are_not_written_any_more", stream=self._writer.stream)
+        self._unwritten += 1
+        return self._position
+
+    @property
+    def _position(self) -> int:
+        return self._writer.position + self._unwritten
+
     def _emit_receipts(self) -> None:
         event = self._unrecorded.record()
         if event is not None:
-            self.view.reach(self._writer.append(event))
+            self.view.reach(self._append(event))
             self._unrecorded.recorded(self.view.receipts)

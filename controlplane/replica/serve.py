@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -13,16 +14,26 @@ import structlog
 
 from relume.controlplane.gateway.config import GatewayConfig, ResumeConfig
 from relume.controlplane.gateway.endpoint import Gateway
+from relume.controlplane.history.errors import EtcdBehindArchive
 from relume.controlplane.history.history_keeper import Keeper
+from relume.controlplane.history.lost_log import begin_remedy
 from relume.controlplane.history.wiring import history_of, keeper_of
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
 from relume.controlplane.serve_settings import ServeConfig, etcd_config
 from relume.controlplane.telemetry.request_spans import tracing
 from relume.events import vocabulary as v
+from relume.events.etcd.errors import LogWentBack
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.failpoints import failpoint_client
-from relume.events.log.errors import Fenced, LogError, LogUnavailable, StreamOwned, first_cause
+from relume.events.log.errors import (
+    Fenced,
+    LogError,
+    LogReplaced,
+    LogUnavailable,
+    StreamOwned,
+    first_cause,
+)
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
@@ -41,6 +52,8 @@ GATHER_MS = 50
 log."""
 
 EXIT_FENCED = 3
+LOG_LOST = LogReplaced, LogWentBack, EtcdBehindArchive
+"""What says that etcd does not hold the log any more that this replica read."""
 log = structlog.get_logger("relume.serve")
 
 
@@ -59,6 +72,10 @@ def main(config: ServeConfig) -> int:
 
 def _explain(error: BaseException) -> int:
     """Log why the replica ends, and return its exit code; other errors than LogError propagate."""
+    if isinstance(error, LOG_LOST):
+        remedy = f"ask relume doctor; if etcd lost a part of the log: {begin_remedy()}"
+        log.error("log_replaced", reason=str(error), remedy=remedy)
+        return 1
     if isinstance(error, Fenced):
         log.error("fenced", reason=str(error), remedy="another process has my name")
         return EXIT_FENCED
@@ -108,6 +125,9 @@ async def _serve(config: ServeConfig) -> None:
         keeper = keeper_of(config, replica, reader, etcd)
         stack.enter_context(tracing(replica.scheduler, config.name, config.trace_file, os.environ))
         await replica.catch_up()
+        if not config.archive_dir:  # else the leader names the log, with its archive
+            with suppress(LogUnavailable):
+                await Maintenance(etcd.client).name_unnamed(secrets.token_hex(8))
         gateway = Gateway(replica.scheduler, _gateway_config(config))
         await stack.enter_async_context(gateway)
         if config.admin_port:
@@ -131,9 +151,29 @@ async def _serve(config: ServeConfig) -> None:
             running.cancel()
             with suppress(TimeoutError, LogError):
                 await writer.flush(2.0)
+        elif _is_log_lost(running.exception()):
+            await _outlive_log(config, gateway, stop)
         stopping.cancel()
         with suppress(asyncio.CancelledError):
             await running
+
+
+def _is_log_lost(error: BaseException | None) -> bool:
+    return isinstance(error and first_cause(error), LOG_LOST)
+
+
+async def _outlive_log(config: ServeConfig, gateway: Gateway, stop: asyncio.Event) -> None:
+    """Let open streams end, at most as long as configured or until `stop`: they need engines, not the
+    log. New requests are refused; they belong to a replica that reads the new log."""
+    requests = gateway.counters.in_flight
+    log.error("log_replaced_streams_continue", requests=requests, drain_s=config.drain_s)
+    draining = asyncio.create_task(gateway.drain(config.drain_s, 0.0))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({draining, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, stopping):
+        task.cancel()
+    await asyncio.gather(draining, stopping, return_exceptions=True)
+    log.info("stopped", reason="log replaced", cut=gateway.counters.in_flight)
 
 
 async def _leave(

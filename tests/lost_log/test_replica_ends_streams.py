@@ -1,0 +1,84 @@
+"""A replica whose log is gone from etcd: its open streams end as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from relume.controlplane.replica.serve import _explain
+from relume.events import vocabulary as v
+from relume.events.etcd.factory import EtcdLog
+from relume.events.log.errors import LogReplaced
+from tests.etcd_server import EtcdServer, free_port
+from tests.gateway.peers import Behaviour, Engine, expected_stream
+from tests.gateway.raw_client import RawClient
+from tests.history.stage import config_for
+
+pytestmark = [pytest.mark.etcd]
+
+BODY = json.dumps({"model": "m", "prompt": "hi", "temperature": 0, "stream": True}).encode()
+WANT = expected_stream(BODY, "cmpl-q", "1700000000", 12, False)
+
+
+def ready(engine: Engine) -> tuple[object, ...]:
+    """What an agent writes of a worker that serves."""
+    name = engine.name
+    return (
+        v.WorkerRegistered(worker=name, domain="h", agent_pid=1, agent_url="", notices=""),
+        v.EngineStarted(name, 1, 2, 3),
+        v.EngineReady(
+            worker=name, incarnation=1, host="127.0.0.1", port=engine.port, model="m",
+            max_model_len=4096, block_size=16, kv_blocks=512, exact=(),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("restored", [True, False])
+async def test_streams_end_well_and_the_replica_exits_with_the_remedy(
+    etcd: EtcdServer, tmp_path: Path, restored: bool
+) -> None:
+    port, output = free_port(), tmp_path / "serve.log"
+    async with EtcdLog(config_for(etcd), name="test") as log, Engine("w0") as engine:
+        async with log.writer("w.w0") as writer:
+            writer.append(*ready(engine))
+            await writer.flush(5)
+            if restored:
+                etcd.back_up()
+            with output.open("wb") as out:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "relume.controlplane.cli.relume_command", "serve",
+                    "--port", str(port), "--admin-port", "0", "--etcd", etcd.endpoints[0],
+                    "--lease-ttl-s", "2", "--tick-ms", "250", "--log-format", "json",
+                    "--spool-dir", str(tmp_path / "spool"), "--drain-s", "60",
+                    "--archive-dir", str(tmp_path / "archive"), stdout=out, stderr=out,
+                )  # fmt: skip
+            try:
+                async with asyncio.timeout(60):
+                    while '"serving"' not in output.read_text():
+                        await asyncio.sleep(0.05)
+                    engine.default = Behaviour(pause_s=0.7)
+                    async with RawClient(port) as client:
+                        client.send("/v1/completions", BODY, headers="x-request-id: q\r\n")
+                        while not engine.seen:
+                            await asyncio.sleep(0.05)
+                        etcd.restore()
+                        answer = await client.answer()
+                    assert answer.complete and answer.body == WANT, output.read_text()
+                    assert await process.wait() == 1
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+    said = output.read_text()
+    assert '"log_replaced_streams_continue"' in said and "relume log begin" in said
+    assert "Traceback" not in said, said
+
+
+def test_a_replica_that_lost_its_log_names_the_command(capsys) -> None:
+    assert _explain(LogReplaced("r.r0", 7, 12)) == 1
+    said = capsys.readouterr().out
+    assert "etcd no longer has what it acknowledged" in said and "relume log begin" in said
