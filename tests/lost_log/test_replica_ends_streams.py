@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from relume.controlplane.gateway.endpoint import Gateway
+from relume.controlplane.replica.loop import Replica, ReplicaConfig
 from relume.controlplane.replica.serve import _explain
 from relume.events import vocabulary as v
 from relume.events.etcd.factory import EtcdLog
-from relume.events.log.errors import LogReplaced
+from relume.events.log.errors import LogReplaced, first_cause
 from tests.etcd_server import EtcdServer, free_port
 from tests.gateway.peers import Behaviour, Engine, expected_stream
 from tests.gateway.raw_client import RawClient
+from tests.gateway.replica_scene import GATEWAY, NEVER, NO_CHECKS, scene, until
 from tests.history.stage import config_for
 
 pytestmark = [pytest.mark.etcd]
@@ -82,3 +85,28 @@ def test_a_replica_that_lost_its_log_names_the_command(capsys) -> None:
     assert _explain(LogReplaced("r.r0", 7, 12)) == 1
     said = capsys.readouterr().out
     assert "etcd no longer has what it acknowledged" in said and "relume log begin" in said
+
+
+async def test_a_stream_whose_engine_dies_meanwhile_continues_on_another_worker() -> None:
+    async with scene(exact=("restart", "resume")) as s:
+        writer = await s.stack.enter_async_context(s.log.writer("r.r0"))
+        config = ReplicaConfig(name="r0", tick_s=0.05, stall=NEVER, cross_checks=NO_CHECKS)
+        replica = Replica(config, s.log, writer, s.log.writer)
+        await replica.catch_up()
+        gateway = await s.stack.enter_async_context(Gateway(replica.scheduler, GATEWAY))
+        running = asyncio.create_task(replica.run(gateway))
+        s.script(Behaviour(pause_s=0.2))
+        async with RawClient(gateway.port) as client:
+            client.send("/v1/completions", BODY, headers="x-request-id: q\r\n")
+            serving = [w.engine for w in s.workers]
+            await until(lambda: any(engine.seen for engine in serving))
+            s.log.replace()
+            with pytest.raises(LogReplaced):
+                writer.append(v.Tick(0, 0))  # an idle writer on etcd learns it from its lease
+            await until(running.done)
+            assert isinstance(first_cause(running.exception()), LogReplaced)
+            next(engine for engine in serving if engine.seen).stop()
+            answer = await client.answer()
+        assert answer.complete and answer.body == WANT
+        assert all(engine.seen for engine in serving)
+        assert await gateway.drain(5.0)
