@@ -317,6 +317,11 @@ class Follower(FleetReader):
         super().__init__(client, ("fleet", f"w.{worker}"))
         self._feed = feed
 
+    async def identity(self) -> str:
+        """A simulated etcd is never restored or exchanged: it holds one log, and a read would cost the
+        network."""
+        return "simulated"
+
     async def follow(self, after: int = 0) -> AsyncIterator[RevisionGroup]:
         """See FleetReader."""
         feed = self._feed
@@ -377,7 +382,8 @@ class SimAgent(Agent):
         """See Agent.run."""
         died = await self._bury_orphan()
         async with AsyncExitStack() as stack:
-            writer = await self._unless_stopped(self._take_stream(stack))
+            await stack.enter_async_context(self._writers)
+            writer = await self._unless_stopped(self._take_stream(self._writers))
             if writer is None:
                 return
             journal = self._journal = Journal(writer, QUIET)
@@ -385,7 +391,8 @@ class SimAgent(Agent):
             address = f"{self.host.name}:7000"
             board = SimBoard(address, self.host.loop, journal, disorder.notices_repeated)
             self.host.net.serve(board.address, self.process, board)
-            self._register(journal, "", board.address, died)
+            self._addresses = "", board.address
+            self._register(journal, died)
             reports = self.reports = Reports(self.process, journal, disorder)
             await self._supervise(journal, reports, board)
 

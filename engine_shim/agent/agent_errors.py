@@ -52,16 +52,26 @@ class StateUnreadable(AgentError):
         self.path = path
 
 
+class LogNotFollowed(AgentError):
+    """etcd lost the log, and this agent cannot read which log it holds instead."""
+
+    def __init__(self, log_id: str, detail: str) -> None:
+        super().__init__(
+            f"etcd lost log {log_id or 'without an id'}, and this agent cannot follow to another: "
+            f"{detail}; give --etcd credentials that may read and write the prefix, and start it again"
+        )
+        self.log_id = log_id
+
+
 class WorkerFenced(AgentError):
-    """Another agent owns this worker's stream now, or the log it belonged to is gone; whatever we
-    run must stop."""
+    """Another agent owns this worker's stream now; whatever we run must stop."""
 
     status = EXIT_FENCED
 
     def __init__(self, stream: str, epoch: int) -> None:
         super().__init__(
-            f"another agent took stream {stream}, or etcd lost its data; our epoch {epoch} is over. "
-            'If no other agent of this worker runs, see "etcd is lost" in the runbook'
+            f"another agent took stream {stream}; our epoch {epoch} is over. Give each agent its own "
+            "--worker"
         )
         self.stream = stream
         self.epoch = epoch

@@ -64,7 +64,16 @@ Key = tuple[str, int]
 
 
 class EffectReader(Protocol):
-    """The part of a LogReader that is needed here; it may show two streams only."""
+    """The part of a LogReader that is needed here, and which log it reads; it may show two streams
+    only."""
+
+    async def identity(self) -> str:
+        """The id of the log that etcd holds; empty: it has none yet."""
+        ...
+
+    async def is_empty(self) -> bool:
+        """Whether etcd holds no segment of any stream."""
+        ...
 
     async def read(self) -> list[RevisionGroup]:
         """What the log holds of stream `fleet` and the worker's own."""
@@ -132,6 +141,8 @@ class EffectRunner:
         self._unanswered: dict[Key, None] = {}
         """Applied by an earlier life, whose answer may be on its way into the log."""
         self._after = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._following: asyncio.Task[None] | None = None
 
     async def catch_up(self) -> None:
         """Read what the log holds: what was applied, then what was not yet. Waits for etcd."""
@@ -159,8 +170,18 @@ class EffectRunner:
     async def run(self) -> None:
         """Carry out effects as they are decided, without end."""
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             tasks.create_task(self._answer())
-            tasks.create_task(self._follow())
+            self._following = tasks.create_task(self._follow())
+
+    def begin_anew(self) -> None:
+        """Another log began: follow it from its beginning. It has no answer of ours."""
+        self._answered, self._unanswered = {}, {}
+        self._is_complete = True
+        self._after = 0
+        if self._tasks is not None and self._following is not None:
+            self._following.cancel()
+            self._following = self._tasks.create_task(self._follow())
 
     async def _answer(self) -> None:
         """Record what earlier lives applied and did not record, once their spool has landed."""

@@ -17,7 +17,7 @@ from typing import Any
 from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.step_detail import PER_S, Merger
 from relume.events.log.codec import encode
-from relume.events.log.errors import Fenced, LogFull
+from relume.events.log.errors import Fenced, LogFull, LogReplaced
 from relume.events.log.feature_levels import FIRST_LEVEL, require
 from relume.events.log.interface import LandedSegment, StreamWriter
 from relume.events.log.segment import MAX_SEGMENT_BYTES
@@ -44,6 +44,7 @@ class Journal:
         self._inherited = writer.position
         for loss in getattr(writer, "spool_losses", ()):
             logger.error("part of the spool set aside", path=str(loss.path), why=loss.why)
+        self._on_epoch: list[Callable[[int], None]] = []
         self._merger: Merger | None = None
         self._due: asyncio.TimerHandle | None = None
         self.steps = 0
@@ -63,6 +64,11 @@ class Journal:
         return self._fenced.is_set()
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether etcd holds another log, or an older state of this one."""
+        return isinstance(self._writer.fence, LogReplaced)
+
+    @property
     def has_landed_spool(self) -> bool:
         """Whether the log has all that earlier writers of the stream spooled."""
         return self._writer.durable >= self._inherited
@@ -76,16 +82,40 @@ class Journal:
             await landed.wait()
 
     def on_epoch(self, callback: Callable[[int], None]) -> None:
-        """Call `callback(epoch)` when the stream was resumed under another epoch."""
-        known = self._writer.epoch
+        """Call `callback(epoch)` when the stream was resumed under another epoch, or begun in another
+        log."""
+        self._on_epoch.append(callback)
+        self._watch_epoch(self._writer, callback)
+
+    @staticmethod
+    def _watch_epoch(writer: StreamWriter, callback: Callable[[int], None]) -> None:
+        known = writer.epoch
 
         def landed(_: LandedSegment) -> None:
             nonlocal known
-            if self._writer.epoch != known:
-                known = self._writer.epoch
+            if writer.epoch != known:
+                known = writer.epoch
                 callback(known)
 
-        self._writer.on_landed(landed)
+        writer.on_landed(landed)
+
+    def suspend(self) -> None:
+        """Drop what is recorded from here on, until `continue_in`."""
+        self._fenced.set()
+        self._waiting.clear()
+
+    def continue_in(self, writer: StreamWriter) -> None:
+        """Write to the stream of a new log. What waits for the former one is dropped: the caller
+        states again what is true now."""
+        self._held_back()
+        self._merger = None
+        self._waiting.clear()
+        self._writer, self._inherited = writer, writer.position
+        self._fenced.clear()
+        self.feature_level = FIRST_LEVEL
+        for callback in self._on_epoch:
+            self._watch_epoch(writer, callback)
+            callback(writer.epoch)
 
     def record(self, *events: Any) -> None:
         """Write facts, in order; keeps them while the log is full. Raises AboveFeatureLevel."""
@@ -122,6 +152,8 @@ class Journal:
         return True
 
     def _append(self, record: bytes) -> bool:
+        if self.is_fenced:
+            return True
         try:
             self._writer.append(record)
         except LogFull:
@@ -151,6 +183,8 @@ class Journal:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
+        if self.is_fenced:
+            self._waiting.clear()
         while self._waiting:
             try:
                 self._writer.append(self._waiting[0])
@@ -195,6 +229,7 @@ class Journal:
             "stream": self._writer.stream,
             "epoch": self._writer.epoch,
             "healthy": self._writer.healthy,
+            "replaced": self.is_replaced,
             "position": self._writer.position,
             "durable": self._writer.durable,
             "spooled_bytes": getattr(self._writer, "waiting_bytes", 0),

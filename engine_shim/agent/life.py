@@ -7,8 +7,9 @@
 
 Reports, supervision and effects continue while etcd is unavailable; only taking ownership of the
 stream at the start waits for it. Fenced, the agent kills its engine and stops: another one answers
-for the worker now. A killed agent leaves its state daemon running for its successor; one that
-leaves or is fenced ends it.
+for the worker now. If etcd lost the log, the engine continues to serve, and the agent waits for a new
+log, takes its stream there and states again what runs (`log_change`). A killed agent leaves its state
+daemon running for its successor; one that leaves or is fenced ends it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.engine_shim.agent.report_server import ReportServer
 from relume.engine_shim.agent.run_directory import RunDirectory
 from relume.engine_shim.agent.status_page import StatusServer
+from relume.engine_shim.agent.stream_ownership.log_change import LogChange
 from relume.engine_shim.agent.stream_ownership.takeover import FreeStream
 from relume.events.log.errors import LogUnavailable, StreamOwned
 from relume.events.log.interface import StreamWriter
@@ -88,6 +90,10 @@ class Agent:
         self._board: NoticeBoard | None = None
         self._supervisor: Supervisor | None = None
         self._daemon: StateDaemonKeeper | None = None
+        self._writers = AsyncExitStack()
+        """Has the writer of the stream."""
+        self._addresses = "", ""
+        """URL of the status page, and address of the notices."""
 
     @property
     def is_leaving(self) -> bool:
@@ -114,13 +120,15 @@ class Agent:
         async with AsyncExitStack() as stack:
             status = StatusServer(self._config.status_port, self.describe, self._not_ready)
             await stack.enter_async_context(status)
-            writer = await self._unless_stopped(self._take_stream(stack))
+            await stack.enter_async_context(self._writers)
+            writer = await self._unless_stopped(self._take_stream(self._writers))
             if writer is None:
                 await self._end_recorded_daemon()
                 return
             journal = self._journal = Journal(writer, self._logger)
             board = await stack.enter_async_context(self._make_board(journal))
-            self._register(journal, status.url, board.address, died)
+            self._addresses = status.url, board.address
+            self._register(journal, died)
             reports = ReportServer(self._directory.socket_path, journal, self._logger)
             self._reports = await stack.enter_async_context(reports)
             await self._serve(journal, reports, board)
@@ -135,7 +143,10 @@ class Agent:
                 epoch = self._directory.state.epoch
                 if epoch and await self._free_stream(stream, epoch):
                     self._logger.info("freed the stream of the dead agent", epoch=epoch)
-                return await stack.enter_async_context(self._make_writer(stream))
+                log_id = await self._reader.identity()
+                writer = await stack.enter_async_context(self._make_writer(stream))
+                self._directory.remember_log(log_id)
+                return writer
             except StreamOwned as owned:
                 waited_s, pause_s, why = time.monotonic() - began, OWNED_POLL_S, str(owned)
                 if waited_s > bound_s:
@@ -159,11 +170,17 @@ class Agent:
         )
         return board
 
-    def _register(self, journal: Journal, url: str, notices: str, died: EngineDied | None) -> None:
-        config = self._config
-        self._logger.info("owns the stream", stream=journal.stream, epoch=journal.epoch, url=url)
+    def _register(self, journal: Journal, died: EngineDied | None) -> None:
         self._directory.remember_epoch(journal.epoch)
         journal.on_epoch(self._directory.remember_epoch)
+        self._say_registered(journal)
+        if died is not None:
+            journal.record(died)
+        self._directory.remember_engine(None)
+
+    def _say_registered(self, journal: Journal) -> None:
+        config, (url, notices) = self._config, self._addresses
+        self._logger.info("owns the stream", stream=journal.stream, epoch=journal.epoch, url=url)
         journal.record(
             WorkerRegistered(
                 worker=config.worker,
@@ -173,9 +190,6 @@ class Agent:
                 notices=notices,
             )
         )
-        if died is not None:
-            journal.record(died)
-        self._directory.remember_engine(None)
 
     async def _serve(self, journal: Journal, reports: ReportServer, board: NoticeBoard) -> None:
         config = self._config
@@ -240,7 +254,7 @@ class Agent:
         """All there is to do until the agent leaves; ends only by cancellation or error."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._drain(supervisor, journal))
-            tasks.create_task(self._until_fenced(journal))
+            tasks.create_task(self._follow_log(journal, supervisor, effects))
             tasks.create_task(self._keep_saved())
             if self._daemon is not None:
                 tasks.create_task(self._daemon.run())
@@ -257,9 +271,24 @@ class Agent:
             await drained(supervisor, within_s, self._logger)
         self._stopping.set()
 
-    async def _until_fenced(self, journal: Journal) -> None:
-        await journal.fenced()
-        raise WorkerFenced(journal.stream, journal.epoch)
+    async def _follow_log(
+        self, journal: Journal, supervisor: Supervisor, effects: EffectRunner
+    ) -> None:
+        """Stay in the log that etcd holds: from each to the next, until another agent has the
+        stream. Raises WorkerFenced, WorkerOwned, LogNotFollowed."""
+        change = LogChange(self._reader, self._directory, self._logger)
+        while True:
+            await change.log_ended(journal)
+            if journal.is_fenced and not journal.is_replaced:
+                raise WorkerFenced(journal.stream, journal.epoch)
+            journal.suspend()
+            await change.new_log()
+            await self._writers.aclose()
+            writer = await self._take_stream(self._writers)
+            journal.continue_in(writer)
+            effects.begin_anew()
+            self._say_registered(journal)
+            supervisor.state_again()
 
     async def _keep_saved(self) -> None:
         """Write the state file when there is room again, for ever."""

@@ -53,11 +53,14 @@ class DaemonRecord(Struct, frozen=True):
 
 
 class AgentState(Struct, frozen=True, kw_only=True):
-    """Everything remembered. `epoch` is that of the stream as last owned. `applied` are
-    (decision, index) of effects carried out, the newest last, bounded: the whole list is in
-    the worker's own stream."""
+    """Everything remembered. `epoch` is that of the stream as last owned in log `log` (its id, empty
+    until it is known). `fence` is the highest epoch in any log: engines and state daemons are fenced
+    by it, because epochs of a new log may be lower. `applied` are (decision, index) of effects carried
+    out, the newest last, bounded: the whole list is in the worker's own stream."""
 
     epoch: int = 0
+    fence: int = 0
+    log: str = ""
     incarnation: int = 0
     engine: EngineRecord | None = None
     held: bool = False
@@ -166,7 +169,13 @@ class RunDirectory:
 
     def remember_epoch(self, epoch: int) -> None:
         """Note under which epoch the stream is owned now."""
-        self.note(epoch=epoch)
+        state = self.state
+        self.note(epoch=epoch, fence=max(state.fence, state.epoch, epoch))
+
+    def remember_log(self, log_id: str) -> None:
+        """Note the log's id. What was applied in another log says nothing about this one."""
+        is_another = bool(self.state.log) and log_id != self.state.log
+        self.note(log=log_id, applied=() if is_another else self.state.applied)
 
     def remember_engine(self, engine: EngineRecord | None) -> None:
         """Note the engine that runs now (None: none does)."""

@@ -14,6 +14,7 @@ from itertools import groupby
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.client.watch import Watch
 from relume.events.etcd.keys import Keys, after_prefix
+from relume.events.etcd.maintenance import Maintenance
 from relume.events.etcd.reader.scan import PlacedSegment, Scan, placed
 from relume.events.log.interface import RevisionGroup
 
@@ -31,6 +32,15 @@ class FleetReader:
         self._client = client
         self._keys = Keys(client.config.prefix)
         self._streams = tuple(streams)
+        self._maintenance = Maintenance(client)
+
+    async def identity(self) -> str:
+        """The id of the log that etcd holds; empty: it has none yet. Raises LogUnavailable."""
+        return await self._maintenance.identity()
+
+    async def is_empty(self) -> bool:
+        """Whether etcd holds no segment of any stream. Raises LogUnavailable."""
+        return await self._maintenance.is_empty()
 
     async def read(self) -> list[RevisionGroup]:
         """What the log holds of all streams now, in order. Raises LogUnavailable."""

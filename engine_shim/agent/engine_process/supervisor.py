@@ -91,6 +91,8 @@ class Supervisor:
         self._serving: WatchedServer | None = None
         self._judged: tuple[int, HealthState] = 0, HealthState.HEALTHY
         self._death_noted = True
+        self._ready: EngineReady | None = None
+        """Of the engine that runs."""
         self._watched = True
         self._ready_at = 0.0
         self._wake = asyncio.Event()
@@ -267,7 +269,7 @@ class Supervisor:
         """All the next engine needs. Raises HostRefused."""
         more: tuple[str, ...] = ()
         if self._checkpoints is not None:
-            more = self._checkpoints.engine_arguments(self._directory.state.epoch)
+            more = self._checkpoints.engine_arguments(self._directory.state.fence)
         try:
             ipc_directory.renew(self._directory.path)
         except OSError as error:
@@ -287,20 +289,32 @@ class Supervisor:
         self._starting = None
         self._engine, self._serving, self._canaries = engine, None, None
         self._death_noted = False
+        self._ready = None
         engine.on_dying = partial(self._board.tell, order.incarnation)
         self._directory.remember_engine(EngineRecord(order.incarnation, engine.leader))
-        self._journal.record(
-            EngineStarted(
-                worker=config.worker,
-                incarnation=order.incarnation,
-                pid=engine.leader.pid,
-                start_ticks=engine.leader.start_ticks,
-            )
-        )
+        self._say_started(engine)
         self._logger.info("engine started", incarnation=order.incarnation, pid=engine.leader.pid)
         self._layout = Layout("", 0)
         self._reports.begin(order.incarnation)
         self._timers = [loop.call_later(config.ready_timeout_s, self._not_ready, engine)]
+
+    def _say_started(self, engine: EngineProcesses) -> None:
+        self._journal.record(
+            EngineStarted(
+                worker=self._config.worker,
+                incarnation=self.incarnation,
+                pid=engine.leader.pid,
+                start_ticks=engine.leader.start_ticks,
+            )
+        )
+
+    def state_again(self) -> None:
+        """Record the engine that runs in a log that knows nothing of it."""
+        if self._engine is None or self._death_noted:
+            return
+        self._say_started(self._engine)
+        if self._ready is not None:
+            self._journal.record(self._ready)
 
     async def _bury(self, engine: EngineProcesses, reason: str, detail: str) -> None:
         """The engine is dead or condemned: notify gateways and the log first, then clean up."""
@@ -401,27 +415,26 @@ class Supervisor:
         inexact = tuple((n, str(why)) for n, why in ready.exact.items() if why is not True)
         # An engine that does not restore what it writes takes no part in checkpoints.
         layout = self._layout if "restore" not in dict(inexact) else Layout("", 0)
-        self._journal.record(
-            EngineReady(
-                worker=config.worker,
-                incarnation=self.incarnation,
-                host=config.advertise_host or config.engine_host,
-                port=ready.port,
-                model=config.served_model_name or ready.model,
-                max_model_len=ready.max_model_len,
-                block_size=ready.block_size,
-                kv_blocks=ready.kv_blocks,
-                build=ready.vllm,
-                exact=tuple(name for name, verdict in ready.exact.items() if verdict is True),
-                family=layout.family,
-                block_bytes=layout.block_bytes,
-                inexact=inexact,
-                hardware=ready.hardware,
-                step_tokens=ready.step_tokens,
-                kind=EngineKind(ready.kind),
-                max_seqs=ready.max_seqs,
-            )
+        self._ready = EngineReady(
+            worker=config.worker,
+            incarnation=self.incarnation,
+            host=config.advertise_host or config.engine_host,
+            port=ready.port,
+            model=config.served_model_name or ready.model,
+            max_model_len=ready.max_model_len,
+            block_size=ready.block_size,
+            kv_blocks=ready.kv_blocks,
+            build=ready.vllm,
+            exact=tuple(name for name, verdict in ready.exact.items() if verdict is True),
+            family=layout.family,
+            block_bytes=layout.block_bytes,
+            inexact=inexact,
+            hardware=ready.hardware,
+            step_tokens=ready.step_tokens,
+            kind=EngineKind(ready.kind),
+            max_seqs=ready.max_seqs,
         )
+        self._journal.record(self._ready)
         self.phase = "ready"
         self._logger.info("engine ready", incarnation=self.incarnation, port=ready.port)
         self._watched = ready.kind != EngineKind.PLAIN

@@ -72,9 +72,9 @@ class DaemonProcess:
         return [process.pid for process in others]
 
     def start(self, epoch: int) -> ProcessId:
-        """A new one, of that fencing epoch. Blocks for fork and exec. Raises OSError."""
+        """A new one, of that fencing epoch or the highest known. Blocks for fork and exec. Raises OSError."""
         path = self._run.path / "daemon.json"
-        settings = {**self._checkpoints.daemon, "epoch": epoch}
+        settings = {**self._checkpoints.daemon, "epoch": max(epoch, self._run.state.fence)}
         with open(path, "wb", opener=_private) as file:
             file.write(msgspec.json.encode(settings))
         log = self._run.path / "daemon.log"
