@@ -4,7 +4,7 @@
 #   deploy/dev/get-etcd.sh [--no-install]
 #
 # Looks at $RELUME_ETCD, else every etcd on PATH, else installs the distribution's package (as root,
-# with apt-get, without letting the packaged service start). Which versions are fit, and why others
+# with apt-get, without letting the packaged service start; etcdctl comes with it). Which versions are fit, and why others
 # are not, is decided by events/etcd/client/etcd_versions.py.
 # Exit status: 0 found, 3 refused (the reason is on stderr), 1 none found, 2 wrong arguments.
 set -euo pipefail
@@ -65,7 +65,8 @@ install_package() {
         chmod 755 "$policy"
         ours=yes
     fi
-    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends etcd-server >&2 ||
+    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        etcd-server etcd-client >&2 ||
         status=$?
     if [[ $ours == yes ]]; then
         rm -f "$policy"
