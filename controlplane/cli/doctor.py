@@ -274,24 +274,27 @@ async def check_etcd(config: ServeConfig) -> list[Finding]:
 
 
 async def check_log(log: EtcdLog, config: ServeConfig) -> Finding:
-    """Whether etcd has the log that the archive has the past of."""
-    from relume.controlplane.history.errors import EtcdBehindArchive
-    from relume.controlplane.history.lost_log import archived_logs, begin_remedy, check_continues
+    """Whether etcd has the log that the archive has the past of, and that this replica read."""
+    from relume.controlplane.history.errors import EtcdLostSegments
+    from relume.controlplane.history.last_seen import LastSeen
+    from relume.controlplane.history.lost_log import archived_logs, begin_remedy, check_archived
     from relume.events.etcd.maintenance import Maintenance
     from relume.events.log.errors import LogError
 
     root = Path(config.archive_dir) if config.archive_dir else None
+    maintenance = Maintenance(log.client)
     try:
-        log_id = await Maintenance(log.client).identity()
+        log_id = await maintenance.identity()
         archived = archived_logs(root) if root else {}
-        if root is None or (log_id and log_id not in archived):
-            return Finding("ok", "log", f"log {log_id or 'without a name'}, nothing archived here")
-        if log_id:
-            await check_continues(log.client, root / log_id, log_id)
+        await LastSeen.of_replica(config.spool_dir, config.name, maintenance).check()
+        if root is not None and log_id in archived:
+            await check_archived(log.client, root / log_id, log_id)
             return Finding("ok", "log", f"log {log_id}, archived up to {archived[log_id]}")
-        if not archived or not await Maintenance(log.client).is_empty():
-            return Finding("ok", "log", "not named yet; the leader names it")
-    except EtcdBehindArchive as error:
+        if log_id:
+            return Finding("ok", "log", f"log {log_id}, nothing archived here")
+        if not archived or not await maintenance.is_empty():
+            return Finding("ok", "log", "not named yet; a replica names it")
+    except EtcdLostSegments as error:
         return Finding("fail", "log", str(error), begin_remedy(error.log_id))
     except (LogError, OSError) as error:
         return Finding("fail", "log", str(error), "see the runbook: docs/operations/disaster.md")

@@ -42,16 +42,17 @@ class HistoryGap(HistoryError):
         self.following = following
 
 
-class EtcdBehindArchive(HistoryError):
-    """etcd lacks segments of a log that the archive has: etcd was restored from a backup.
+class EtcdLostSegments(HistoryError):
+    """etcd lacks segments of a log that the archive has, or that this replica has read: etcd was
+    restored from a backup. `source`: which of them.
 
     Remedy: `relume log begin`. etcd is never filled up from the archive.
     """
 
-    def __init__(self, log_id: str, stream: str, seq: int, archived: int) -> None:
+    def __init__(self, log_id: str, stream: str, seq: int, known: int, source: str) -> None:
         super().__init__(
             f"etcd was restored from a backup: it has stream {stream} of log {log_id} up to segment "
-            f"{seq}, the archive up to {archived}"
+            f"{seq}, {source} up to {known}"
         )
         self.log_id = log_id
         self.stream = stream

@@ -1,17 +1,18 @@
-"""Whether etcd still holds the log whose past is archived.
+"""Whether etcd still holds the log of which more is known than it has.
 
 Trimming leaves the last segment of each stream in etcd. If a stream ends earlier in etcd than in the
-archive, or has another segment there, etcd was restored from a backup. The revision of etcd does not
-show it: `--bump-revision` raises it, and so do other writers.
+archive or in what a replica noted, or has another segment there, etcd was restored from a backup.
+The revision of etcd does not show it: `--bump-revision` raises it, and so do other writers.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 from relume.controlplane.history.archive import Archive
-from relume.controlplane.history.errors import EtcdBehindArchive
+from relume.controlplane.history.errors import EtcdLostSegments
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader.scan import READ_CONCURRENCY, Scan, together
@@ -25,25 +26,36 @@ def begin_remedy(log_id: str = "LOG_ID") -> str:
     )
 
 
-async def check_continues(client: EtcdClient, directory: Path, log_id: str) -> None:
+async def check_archived(client: EtcdClient, directory: Path, log_id: str) -> None:
     """Compare etcd with the archive of log `log_id` in `directory`.
 
-    Raises EtcdBehindArchive, LogUnavailable.
+    Raises EtcdLostSegments, LogUnavailable.
     """
     archive = await asyncio.to_thread(Archive, directory, log_id)
+    heads = {stream: (seq, digest) for stream, (seq, digest, _) in archive.heads().items()}
+    await check_heads(client, log_id, heads, "the archive")
+
+
+async def check_heads(
+    client: EtcdClient, log_id: str, heads: Mapping[str, tuple[int, bytes]], source: str
+) -> None:
+    """Compare etcd with the last segments, number and hash, that `source` has of log `log_id`.
+
+    Raises EtcdLostSegments, LogUnavailable.
+    """
     scan = Scan(client, Keys(client.config.prefix), 0)
 
     async def check(stream: str, seq: int, digest: bytes) -> None:
         extent = await scan.extent(stream)
-        behind = extent.last < seq
+        is_lost = extent.last < seq
         if extent.first <= seq <= extent.last:
-            behind = (await scan.segment(stream, seq)).segment.hash != digest
-        if behind:
-            raise EtcdBehindArchive(log_id, stream, min(extent.last, seq - 1), seq)
+            is_lost = (await scan.segment(stream, seq)).segment.hash != digest
+        if is_lost:
+            raise EtcdLostSegments(log_id, stream, min(extent.last, seq - 1), seq, source)
 
-    heads = [(stream, seq, digest) for stream, (seq, digest, _) in archive.heads().items()]
-    for at in range(0, len(heads), READ_CONCURRENCY):
-        await together(check(*head) for head in heads[at : at + READ_CONCURRENCY])
+    found = [(stream, seq, digest) for stream, (seq, digest) in heads.items()]
+    for at in range(0, len(found), READ_CONCURRENCY):
+        await together(check(*head) for head in found[at : at + READ_CONCURRENCY])
 
 
 def archived_logs(root: Path) -> dict[str, int]:

@@ -21,7 +21,7 @@ from msgspec import Struct
 from relume.controlplane.history import snapshots
 from relume.controlplane.history.archive import Archive, find
 from relume.controlplane.history.errors import HistoryError, HistoryGap
-from relume.controlplane.history.lost_log import check_continues
+from relume.controlplane.history.lost_log import check_archived
 from relume.controlplane.history.snapshots import Manifest
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import Compacted
@@ -54,7 +54,7 @@ class History:
         if not log_id:
             return RestoredFold(Fleet(), 0)
         directory = self._root / log_id
-        await check_continues(self._maintenance.client, directory, log_id)
+        await check_archived(self._maintenance.client, directory, log_id)
         restored = await self._newest(directory, log_id)
         if await self._maintenance.holds(restored.covers):
             return restored

@@ -14,8 +14,9 @@ import structlog
 
 from relume.controlplane.gateway.config import GatewayConfig, ResumeConfig
 from relume.controlplane.gateway.endpoint import Gateway
-from relume.controlplane.history.errors import EtcdBehindArchive
+from relume.controlplane.history.errors import EtcdLostSegments
 from relume.controlplane.history.history_keeper import Keeper
+from relume.controlplane.history.last_seen import LastSeen
 from relume.controlplane.history.lost_log import begin_remedy
 from relume.controlplane.history.wiring import history_of, keeper_of
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
@@ -52,7 +53,7 @@ GATHER_MS = 50
 log."""
 
 EXIT_FENCED = 3
-LOG_LOST = LogReplaced, LogWentBack, EtcdBehindArchive
+LOG_LOST = LogReplaced, LogWentBack, EtcdLostSegments
 """What says that etcd does not hold the log any more that this replica read."""
 log = structlog.get_logger("relume.serve")
 
@@ -124,6 +125,8 @@ async def _serve(config: ServeConfig) -> None:
         reader.on_foreign_key = replica.note_foreign_key
         keeper = keeper_of(config, replica, reader, etcd)
         stack.enter_context(tracing(replica.scheduler, config.name, config.trace_file, os.environ))
+        seen = LastSeen.of_replica(config.spool_dir, config.name, Maintenance(etcd.client))
+        await seen.check()
         await replica.catch_up()
         if not config.archive_dir:  # else the leader names the log, with its archive
             with suppress(LogUnavailable):
@@ -141,7 +144,7 @@ async def _serve(config: ServeConfig) -> None:
                 admin.metrics.registry.register(TokenCollector(gateway.tokens))
         starting = None
         log.info("serving", url=f"http://{config.host}:{config.port}", name=config.name)
-        running = asyncio.create_task(_run(replica, gateway, keeper))
+        running = asyncio.create_task(_run(replica, gateway, keeper, seen))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
@@ -199,8 +202,9 @@ async def _leave(
     log.info("stopped", reason=reason, seconds=seconds, **counted)
 
 
-async def _run(replica: Replica, gateway: Gateway, keeper: Keeper | None) -> None:
+async def _run(replica: Replica, gateway: Gateway, keeper: Keeper | None, seen: LastSeen) -> None:
     async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(seen.keep_noting(replica.fleet), name="last-seen")
         tasks.create_task(replica.run(gateway), name="replica")
         tasks.create_task(gateway.join(), name="gateway")
         if keeper is not None:

@@ -13,7 +13,8 @@ from relume.controlplane import serve_settings
 from relume.controlplane.cli.doctor import check_log
 from relume.controlplane.cli.relume_command import main
 from relume.controlplane.history.archive import Archive
-from relume.controlplane.history.errors import EtcdBehindArchive
+from relume.controlplane.history.errors import EtcdLostSegments
+from relume.controlplane.history.last_seen import LastSeen
 from relume.controlplane.history.lost_log import archived_logs
 from relume.controlplane.history.replica_restore import read_archive
 from relume.controlplane.replay.verify import verify
@@ -23,6 +24,8 @@ from relume.events.etcd.maintenance import Maintenance
 from relume.events.etcd.new_log import AnotherLog, RemovedKeys, begin_log
 from relume.events.etcd.reader.scan import Scan
 from relume.events.log.errors import LogReplaced, first_cause
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
 from tests.etcd_server import EtcdServer
 from tests.events.support import tick
 from tests.history.stage import config_for, replica_on, traffic_on
@@ -50,9 +53,10 @@ async def more_revisions(etcd: EtcdServer, count: int) -> None:
         await log.client.compact(revision)
 
 
-async def diagnosis(etcd: EtcdServer, root: Path) -> Any:
+async def diagnosis(etcd: EtcdServer, root: Path, archive: bool = True) -> Any:
     """What the doctor finds."""
-    flags = {"etcd": etcd.endpoints[0], "archive_dir": str(root)}
+    flags = {"etcd": etcd.endpoints[0], "archive_dir": str(root) if archive else ""}
+    flags["spool_dir"] = str(root / "spool")
     config = serve_settings.load(vars(argparse.Namespace(**flags)), {}, None)
     async with EtcdLog(config_for(etcd)) as log:
         return await check_log(log, config)
@@ -84,7 +88,7 @@ async def test_a_replica_refuses_an_etcd_restored_from_a_backup(
     with pytest.raises(ExceptionGroup) as refused:
         async with replica_on(etcd, tmp_path):
             pass
-    assert isinstance(first_cause(refused.value), EtcdBehindArchive)
+    assert isinstance(first_cause(refused.value), EtcdLostSegments)
     found = await diagnosis(etcd, tmp_path)
     assert (found.level, found.check) == ("fail", "log")
     assert "restored from a backup" in found.text and "relume log begin" in found.remedy
@@ -159,3 +163,34 @@ async def test_a_new_log_removes_every_key_of_the_former_in_bounded_transactions
 async def drop_backup(etcd: EtcdServer) -> None:
     """Restoring then starts with nothing."""
     (etcd.data_dir / "m0.backup").rename(etcd.data_dir / "unused")
+
+
+async def test_a_replica_without_an_archive_knows_what_it_has_read(
+    etcd: EtcdServer, log: EtcdLog, tmp_path: Path
+) -> None:
+    maintenance = Maintenance(log.client)
+    seen = LastSeen.of_replica(str(tmp_path / "spool"), "r0", maintenance)
+    await seen.check()
+    async with log.writer("w.w0") as writer:
+        writer.append(tick(0))
+        await writer.flush(5)
+        await maintenance.name_unnamed("former")
+        await maintenance.name_unnamed("another")
+        etcd.back_up()
+        writer.append(tick(1))
+        await writer.flush(5)
+        fleet = Fleet()
+        for group in await log.reader().read():
+            apply_group(fleet, group)
+        await seen.note(fleet)
+        await seen.check()
+    assert (await diagnosis(etcd, tmp_path, archive=False)).level == "ok"
+    etcd.restore()
+    with pytest.raises(EtcdLostSegments, match="up to segment 1, this replica has read it up to 2"):
+        await seen.check()
+    found = await diagnosis(etcd, tmp_path, archive=False)
+    assert found.level == "fail" and "--replace former" in found.remedy
+    await begin_log(log.client, "former", "fresh")
+    await seen.check()
+    (tmp_path / "spool/r0/seen.json").write_text("{")
+    await seen.check()
