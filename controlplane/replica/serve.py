@@ -28,6 +28,8 @@ from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.failpoints import failpoint_client
 from relume.events.log.errors import (
+    BrokenChain,
+    Compacted,
     Fenced,
     LogError,
     LogReplaced,
@@ -53,8 +55,9 @@ GATHER_MS = 50
 log."""
 
 EXIT_FENCED = 3
-LOG_LOST = LogReplaced, LogWentBack, EtcdLostSegments
-"""What says that etcd does not hold the log any more that this replica read."""
+LOG_LOST = LogReplaced, LogWentBack, EtcdLostSegments, BrokenChain, Compacted
+"""What says that etcd does not hold the log any more that this replica read. If other programs raised
+etcd's revision since a backup was restored, its next segment does not follow, or is compacted."""
 log = structlog.get_logger("relume.serve")
 
 

@@ -10,11 +10,20 @@ from pathlib import Path
 import pytest
 
 from relume.controlplane.gateway.endpoint import Gateway
+from relume.controlplane.history.errors import EtcdLostSegments
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
-from relume.controlplane.replica.serve import _explain
+from relume.controlplane.replica.serve import _explain, _is_log_lost
 from relume.events import vocabulary as v
+from relume.events.etcd.errors import LogWentBack
 from relume.events.etcd.factory import EtcdLog
-from relume.events.log.errors import LogReplaced, first_cause
+from relume.events.log.errors import (
+    BrokenChain,
+    Compacted,
+    Fenced,
+    LogError,
+    LogReplaced,
+    first_cause,
+)
 from tests.etcd_server import EtcdServer, free_port
 from tests.gateway.peers import Behaviour, Engine, expected_stream
 from tests.gateway.raw_client import RawClient
@@ -81,10 +90,26 @@ async def test_streams_end_well_and_the_replica_exits_with_the_remedy(
     assert "Traceback" not in said, said
 
 
-def test_a_replica_that_lost_its_log_names_the_command(capsys) -> None:
-    assert _explain(LogReplaced("r.r0", 7, 12)) == 1
+@pytest.mark.parametrize(
+    "error",
+    [
+        LogReplaced("r.r0", 7, 12),
+        LogWentBack(100, 7),
+        EtcdLostSegments("4f2a", "w.w0", 3, 5, "the archive"),
+        BrokenChain("w.w0", 4, "does not follow segment 5"),
+        Compacted(100, 1_000_000_100),
+    ],
+)
+def test_a_replica_that_lost_its_log_names_the_command(capsys, error: LogError) -> None:
+    assert _is_log_lost(ExceptionGroup("replica", [error]))
+    assert _explain(error) == 1
     said = capsys.readouterr().out
-    assert "etcd no longer has what it acknowledged" in said and "relume log begin" in said
+    assert str(error) in said and "relume log begin" in said
+
+
+def test_another_owner_is_no_lost_log() -> None:
+    assert not _is_log_lost(Fenced("r.r0", 7))
+    assert _explain(Fenced("r.r0", 7)) == 3
 
 
 async def test_a_stream_whose_engine_dies_meanwhile_continues_on_another_worker() -> None:
