@@ -275,9 +275,13 @@ async def check_etcd(config: ServeConfig) -> list[Finding]:
 
 async def check_log(log: EtcdLog, config: ServeConfig) -> Finding:
     """Whether etcd has the log that the archive has the past of, and that this replica read."""
+    from relume.controlplane.history.continuity.last_seen import LastSeen
+    from relume.controlplane.history.continuity.lost_log import (
+        archived_logs,
+        begin_remedy,
+        check_archived,
+    )
     from relume.controlplane.history.errors import EtcdLostSegments
-    from relume.controlplane.history.last_seen import LastSeen
-    from relume.controlplane.history.lost_log import archived_logs, begin_remedy, check_archived
     from relume.events.etcd.maintenance import Maintenance
     from relume.events.log.errors import LogError
 

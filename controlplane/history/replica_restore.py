@@ -20,8 +20,8 @@ from msgspec import Struct
 
 from relume.controlplane.history import snapshots
 from relume.controlplane.history.archive import Archive, find
+from relume.controlplane.history.continuity.lost_log import check_archived
 from relume.controlplane.history.errors import HistoryError, HistoryGap
-from relume.controlplane.history.lost_log import check_archived
 from relume.controlplane.history.snapshots import Manifest
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import Compacted

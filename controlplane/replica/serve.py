@@ -14,10 +14,10 @@ import structlog
 
 from relume.controlplane.gateway.config import GatewayConfig, ResumeConfig
 from relume.controlplane.gateway.endpoint import Gateway
+from relume.controlplane.history.continuity.last_seen import LastSeen
+from relume.controlplane.history.continuity.lost_log import begin_remedy
 from relume.controlplane.history.errors import EtcdLostSegments
 from relume.controlplane.history.history_keeper import Keeper
-from relume.controlplane.history.last_seen import LastSeen
-from relume.controlplane.history.lost_log import begin_remedy
 from relume.controlplane.history.wiring import history_of, keeper_of
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
 from relume.controlplane.serve_settings import ServeConfig, etcd_config

@@ -13,7 +13,7 @@ from tests.policies.rollout.test_rollout import RollingFleet
 
 PRINCIPAL = b"\xa3ann"
 """As msgpack writes it."""
-COMMAND = "7af3"
+COMMAND = "7af3:roll.out"
 """Of the operator: with the key, whoever has both recognises it."""
 
 

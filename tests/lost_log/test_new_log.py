@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relume.controlplane.history.lost_log import archived_logs
+from relume.controlplane.history.continuity.lost_log import archived_logs
 from relume.controlplane.history.replica_restore import load_history, read_archive
 from relume.controlplane.replay.verify import verify
 from relume.engine_shim.agent.engine_process.process_identity import is_alive

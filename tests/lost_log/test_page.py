@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from relume.controlplane.history.lost_log import archived_logs
+from relume.controlplane.history.continuity.lost_log import archived_logs
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
 from tests.etcd_server import EtcdServer

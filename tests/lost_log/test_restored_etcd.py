@@ -13,9 +13,9 @@ from relume.controlplane import serve_settings
 from relume.controlplane.cli.doctor import check_log
 from relume.controlplane.cli.relume_command import main
 from relume.controlplane.history.archive import Archive
+from relume.controlplane.history.continuity.last_seen import LastSeen
+from relume.controlplane.history.continuity.lost_log import archived_logs
 from relume.controlplane.history.errors import EtcdLostSegments
-from relume.controlplane.history.last_seen import LastSeen
-from relume.controlplane.history.lost_log import archived_logs
 from relume.controlplane.history.replica_restore import read_archive
 from relume.controlplane.replay.verify import verify
 from relume.events.etcd.factory import EtcdLog

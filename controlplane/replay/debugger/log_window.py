@@ -235,8 +235,12 @@ class _Pseudonyms:
         leader decides by itself has a name of its own."""
         if decision.startswith((QUARANTINE, DISPUTE, batch_limits.DECISION)):
             return decision
-        command, dot, rest = decision.partition(".")
-        return f"{self.of('command', command)}{dot}{rest}"
+        if ("command", decision) in self._known:
+            return self.of("command", decision)
+        for begun in [name for kind, name in self._known if kind == "command"]:
+            if decision.startswith(f"{begun}."):
+                return self.of("command", begun) + decision[len(begun) :]
+        return self.of("command", decision)
 
     def _evidence(self, evidence: str) -> str:
         principal, ended, rest = evidence.partition(ENDED_BY_OPERATOR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from relume.chaos.validators.promises.workers import i27_rolling_restart
 from relume.events import vocabulary as v
@@ -81,6 +82,18 @@ def test_an_engine_that_returns_without_its_canary_is_found(story: Story) -> Non
     story.healthy_ticks(1)
     story.tell("fleet", stage(RolloutStage.RETURNED, "w0"))
     assert found(story) == ["w0 returns before its new engine answered a canary"]
+
+
+def test_a_canary_answered_after_the_tick_is_another_one(story: Story) -> None:
+    answer = v.CanaryReported(worker="w0", incarnation=1, canary=0, prompts=1, tokens=(1,))
+    again = replace(answer, incarnation=2)
+    story.tell("w.w0", answer)
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0"))
+    story.tell("w.w0", v.EngineDied("w0", 1, "replaced"), started("w0", 2), ready("w0", 2), again)
+    story.healthy_ticks(1)
+    story.tell("w.w0", replace(again, canary=1))
+    story.tell("fleet", stage(RolloutStage.RETURNED, "w0"))
+    assert found(story) == []
 
 
 def test_a_cancelled_one_returns_what_it_has(story: Story) -> None:

@@ -26,7 +26,8 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
         if type(event) is v.Tick:
             walk.tick = at.revision
         elif type(event) is v.CanaryReported and not event.error:
-            walk.answered.setdefault(event.worker, {})[event.incarnation] = at.revision
+            answers = walk.answered.setdefault(event.worker, {})
+            answers.setdefault(event.incarnation, at.revision)
         elif type(event) is v.RolloutDecided:
             errors = walk.decided(event)
             out += [Violation(PROMISE, event.rollout, why, at.revision) for why in errors]
@@ -35,7 +36,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
 
 class _Walk:
     """`step`: workers of the present step and the incarnation of each that is to end; `answered`: by
-    worker and incarnation, the revision of its latest answer to a canary; `tick`: the revision of the
+    worker and incarnation, the revision of its first answer to a canary; `tick`: the revision of the
     last tick."""
 
     def __init__(self, known: KnownFacts) -> None:

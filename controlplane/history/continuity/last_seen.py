@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from relume.controlplane.history.continuity.lost_log import check_heads
 from relume.controlplane.history.files import make_directory, write_whole
-from relume.controlplane.history.lost_log import check_heads
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import LogUnavailable
 from relume.policies.state.fleet import Fleet

@@ -14,8 +14,8 @@ from relume.chaos.validators.records import events_of
 from relume.controlplane.local.local_fleet import FleetOptions
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Tier
+from tests.live.capacity.test_short_of_capacity import Load, few_at_once, pausing_fleet
 from tests.live.conftest import HANG_S, Scene
-from tests.live.test_short_of_capacity import Load, few_at_once, pausing_fleet
 
 PER_S = 6.5
 """Three workers serve 8.3 requests a second, two 5.5."""

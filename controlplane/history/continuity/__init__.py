@@ -1,0 +1,1 @@
+"""Whether the log in etcd continues the one that was there before."""

@@ -1,0 +1,1 @@
+"""What clients notice while the fleet is short of workers."""
