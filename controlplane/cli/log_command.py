@@ -13,7 +13,7 @@ import secrets
 
 from relume.controlplane import serve_settings
 from relume.controlplane.cli.admin_client import EXIT_USAGE, CliError, read_fleet_file
-from relume.controlplane.cli.output import print_json
+from relume.controlplane.cli.output import print_json, print_line
 from relume.controlplane.serve_settings import ServeConfig
 from relume.events.settings.flags import add_flags
 
@@ -51,11 +51,13 @@ def log_command(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return 0
-    print(f"log {found['log']} begins; {found['segments']} segments of the former log are deleted")
-    print("Running agents keep their engines and register in the new log.")
-    print("Replicas of the former log end their streams and exit with 1: start them again.")
+    print_line(
+        f"log {found['log']} begins; {found['segments']} segments of the former log are deleted"
+    )
+    print_line("Running agents keep their engines and register in the new log.")
+    print_line("Replicas of the former log end their streams and exit with 1: start them again.")
     if former and config.archive_dir:
-        print(f"The former log: relume replay --verify --log {config.archive_dir}/{former}")
+        print_line(f"The former log: relume replay --verify --log {config.archive_dir}/{former}")
     return 0
 
 

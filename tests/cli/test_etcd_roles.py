@@ -17,8 +17,8 @@ from aetcd import rpc
 from relume.controlplane.cli.relume_command import main
 from relume.controlplane.history.relief import shrink
 from relume.controlplane.replay.recorded_log import from_etcd
+from relume.engine_shim.agent.stream_ownership.takeover import free_stream
 from relume.engine_shim.agent.stream_reader import FleetReader
-from relume.engine_shim.agent.takeover import free_stream
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.config import EtcdConfig, parse_url
 from relume.events.etcd.errors import AccessRefused

@@ -25,6 +25,7 @@ from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import LogError, LogUnavailable
 from tests.etcd_server import EtcdServer, etcd_binary
 from tests.events.conftest import config_for
+from tests.pace import outlast
 
 A, B = b"a", b"b"
 
@@ -267,11 +268,11 @@ async def test_real_etcd_is_linearizable_while_leaders_are_lost(fault: str, seed
             for name in ("c0", "c1", "c2"):
                 tasks.create_task(_with_log(config, contenders, name))
             for _ in range(2):
-                await asyncio.sleep(1)
+                await outlast(1, "the time in which contenders write undisturbed")
                 if (leader := etcd.leader()) is None:
                     continue
                 etcd.stop(leader) if fault == "stop" else etcd.kill9(leader)
-                await asyncio.sleep(2)
+                await outlast(2, "the lease of an owner, and an election")
                 etcd.cont(leader) if fault == "stop" else etcd.restart(leader)
         found = recorder.judge_keys(config.prefix)
         assert len(found) >= 2
