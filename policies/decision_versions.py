@@ -35,7 +35,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "health": 6,
     "cross_check": 1,
     "degradation": 1,
-    "spares": 1,
+    "spares": 2,
 }
 """`route.P`: the worker that policy P chooses. `first_token`: the time predicted for it.
 `mode`: how the attempt continues what the client has.
@@ -51,6 +51,7 @@ RETAKEN: dict[str, tuple[int, ...]] = {
     "stall": (1, 2),
     "overdue": (1, 2, 3),
     "health": (1, 2, 3, 4, 5),
+    "spares": (1,),
 }
 """Older versions of which this build still has the rule: 1 of `route.least_load` forgets failures that
 the fold has, in fleets of more than 16 workers; 1 of `first_token` is another estimate than the one
@@ -59,7 +60,7 @@ with tokens of a corrupt worker; `stall` has its own in `relume.policies.livenes
 `overdue` in `relume.policies.liveness.overdue.RULES`; 1 and 2 of `health` differ in how slow
 workers are found (a worker that is probed keeps its overhead, and a probe that ended early stays
 open), 1 to 3 have no canaries, 1 to 4 no cross-checks and no fading of an idle worker's overhead, and 1 to 5
-forget each failure with its window."""
+forget each failure with its window; 1 of `spares` decides again what is written and not yet folded."""
 
 STATE_SHAPE = 1
 """The state that `state_hash` is of: its fields, and what the fold makes of an event."""

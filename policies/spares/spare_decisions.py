@@ -14,11 +14,14 @@ While a level of degradation limits requests, no spare is due: requests are not 
 worker is idle. Capacity counts spares for the same reason, and so the level does not depend on them.
 
 Spares are decided at each tick, and when a worker's health changes: the fold of a death brings a
-`HealthDecided`, so that a promotion does not wait for the next tick.
+`HealthDecided`, so that a promotion does not wait for the next tick. A decision follows the last
+one, also while that one is written and not yet folded: when etcd returns after an outage, the leader
+folds a `HealthDecided` of each worker before the first decision that it took.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +45,8 @@ LOST_TICKS = 600
 """Time for which a worker whose host was lost counts as failed."""
 PROMOTED_TICKS = 30
 """Time for which a promotion is remembered: requests that may not stay leave in this time."""
+WRITTEN = "spares_written"
+"""Where `owed` leaves its decisions at the fleet, outside of its state, until they are folded."""
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -109,8 +114,30 @@ def owed(fleet: Fleet) -> list[Any]:
     if not decides(fleet):
         return []
     models = dict.fromkeys([*known_models, *_models(fleet)])
-    found = (_decision(fleet, model, config) for model in models)
-    return [decision for decision in found if decision is not None]
+    decisions = [found for model in models if (found := _decision(fleet, model, config))]
+    if _version(fleet) > 1:
+        for decision in decisions:
+            _written(fleet).setdefault(decision.model, deque()).append(decision)
+    return decisions
+
+
+def _version(fleet: Fleet) -> int:
+    """That of the leader's decisions: 1 does not know which are written and not yet folded."""
+    leader = fleet.replicas.get(fleet.leader)
+    return int(leader.settings.get(VERSION, 1)) if leader is not None else 1
+
+
+def _written(fleet: Fleet) -> dict[str, deque[v.SparesDecided]]:
+    """By model, this leader's decisions that are not folded."""
+    written: dict[str, deque[v.SparesDecided]] = fleet.__dict__.setdefault(WRITTEN, {})
+    return written
+
+
+def _last(fleet: Fleet, model: str, known: ModelSpares) -> tuple[tuple[str, ...], int]:
+    """The model's spares by the last decision, whether it is folded or not; and since which tick there
+    was a spare too few (-1: not since that decision)."""
+    written = _written(fleet).get(model)
+    return (written[-1].spares, -1) if written else (known.workers, known.short_since)
 
 
 def _models(fleet: Fleet) -> list[str]:
@@ -119,19 +146,20 @@ def _models(fleet: Fleet) -> list[str]:
 
 def _decision(fleet: Fleet, model: str, config: SparesConfig) -> v.SparesDecided | None:
     known = models_of(fleet).get(model) or ModelSpares()
+    was, short_since = _last(fleet, model, known)
     figures = figures_of(fleet, model, config)
-    spares = tuple(name for name in known.workers if _may_stay(fleet, model, name))
-    short_ticks = fleet.tick - known.short_since if known.short_since >= 0 else -1
+    spares = tuple(name for name in was if _may_stay(fleet, model, name))
+    short_ticks = fleet.tick - short_since if short_since >= 0 else -1
     if len(spares) > figures.due:
         spares = spares[len(spares) - figures.due :]
     elif len(spares) < figures.due and short_ticks >= config.dwell_ticks:
         spares += _chosen(fleet, model, spares, figures.due - len(spares))
-    if spares == known.workers:
+    if spares == was:
         return None
     return v.SparesDecided(
         model=model,
         spares=spares,
-        was=known.workers,
+        was=was,
         since=fleet.tick,
         workers=figures.workers,
         failed=figures.failed,
@@ -218,6 +246,8 @@ def _forget(fleet: Fleet, model: str) -> None:
 
 def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.SparesDecided) -> None:
     """They hold from here on. A former spare that is open is promoted."""
+    if written := _written(fleet).get(event.model):
+        written.popleft()
     known = _of(fleet, event.model)
     for name in known.workers:
         if name not in event.spares and _may_stay(fleet, event.model, name):
@@ -242,8 +272,14 @@ def _on_forgotten(fleet: Fleet, stream: str, epoch: int, event: v.WorkerForgotte
             known.promoted.pop(event.worker, None)
 
 
+def _on_elected(fleet: Fleet, stream: str, epoch: int, event: v.LeaderElected) -> None:
+    """What an earlier leader wrote is folded; the rest never comes."""
+    fleet.__dict__.pop(WRITTEN, None)
+
+
 HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.Tick: _on_tick,
+    v.LeaderElected: _on_elected,
     v.SparesDecided: _on_decided,
     v.WorkerLost: _on_lost,
     v.WorkerForgotten: _on_forgotten,

@@ -24,7 +24,8 @@ CONFIG = SparesConfig(share_percent=10, dwell_ticks=3)
 
 class SparedFleet(Story):
     """Workers w0, w1 and so on, each in its own domain unless `domains` say otherwise, led by r0. The
-    leader's decisions about spares get the fields in `change`; a `silent` leader writes none."""
+    leader's decisions about spares get the fields in `change`; a `silent` leader writes none. While the
+    leader is `slow`, what it writes is folded only by `land`."""
 
     def __init__(
         self,
@@ -37,6 +38,8 @@ class SparedFleet(Story):
         self.decisions: list[v.SparesDecided] = []
         self.change: dict[str, Any] = {}
         self.silent = False
+        self.slow = False
+        self._written: list[Any] = []
         recorded = (
             *spare_settings.settings_of(config), *decision_versions.settings(), *settings,
         )  # fmt: skip
@@ -64,9 +67,17 @@ class SparedFleet(Story):
             elif not self.silent:
                 owed.append(replace(found, **self.change))
         self.decisions += [e for e in owed if type(e) is v.SparesDecided]
-        if owed:
+        if self.slow:
+            self._written += owed
+        elif owed:
             self.tell("fleet", *owed)
         return group
+
+    def land(self) -> None:
+        """What a slow leader wrote before is folded, an event at a time."""
+        written, self._written = self._written, []
+        for event in written:
+            self.tell("fleet", event)
 
     def spares(self, model: str = MODEL) -> tuple[str, ...]:
         known = self.fleet.spares

@@ -144,6 +144,39 @@ def test_a_spare_that_dies_is_replaced_only_when_it_returns() -> None:
     assert fleet.spares() == ("w0",)
 
 
+def test_a_decision_follows_those_that_are_not_folded_yet() -> None:
+    """As when etcd returns after an outage: the leader folds much that others wrote meanwhile."""
+    fleet = SparedFleet(20)
+    fleet.healthy_ticks(6)
+    count = len(fleet.decisions)
+    fleet.slow = True
+    fleet.dies("w5")
+    fleet.land()
+    fleet.dies("w6")
+    fleet.healthy_ticks(1)
+    assert fleet.spares() == ("w0", "w1")
+    fleet.land()
+    fleet.land()
+    decisions = fleet.decisions[count:]
+    assert [(one.was, one.spares) for one in decisions] == [
+        (("w0", "w1"), ("w1",)),
+        (("w1",), ()),
+    ]
+    assert fleet.spares() == () and fleet.divergences() == []
+
+
+def test_the_next_leader_decides_what_the_last_one_could_not_write() -> None:
+    fleet = SparedFleet(20)
+    fleet.healthy_ticks(6)
+    fleet.slow = True
+    fleet.dies("w5")
+    fleet.land()
+    fleet.slow = False
+    fleet.leader("r0", boot="c")
+    fleet.healthy_ticks(1)
+    assert fleet.spares() == ("w1",)
+
+
 def test_one_failure_promotes_one_spare_of_two() -> None:
     fleet = SparedFleet(20)
     fleet.healthy_ticks(6)

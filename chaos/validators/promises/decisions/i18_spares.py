@@ -86,7 +86,7 @@ class _Spares:
 
     def _wrong_figures(self, event: v.SparesDecided, before: v.SparesDecided | None) -> str:
         was = before.spares if before is not None else ()
-        if event.was not in (was, before.was if before is not None else ()):
+        if event.was != was:
             return f"was {list(event.was)}, but {list(was)} were"
         wanted = _share(event.workers, self._setting("share_percent"))
         due = max(min(wanted - event.failed, event.workers - event.failed - 1), 0)
