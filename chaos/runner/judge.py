@@ -246,20 +246,21 @@ def _unserved_ms(run: Outcome, log: Log) -> int:
 
 def _away(run: Outcome) -> Iterator[tuple[int, int, str]]:
     """From when to when (ns) a fault prevented which worker from serving: it was cut from the
-    gateways, stopped, its agent wrote what cannot be read, or it was dead while its agent was stopped
-    or no log could report its return."""
+    gateways, stopped, its agent wrote what cannot be read, or it was dead while its agent was stopped or
+    cut from etcd, or no log could report its return."""
     peers = {planned.name: planned.peer for planned in run.schedule.faults}
     deaths = list(_deaths(run))
     for fired in run.fired:
         until_ns = fired.until_ns or run.ended_ns
-        cut = fired.what in ("cut", "cut-one-way") and peers.get(fired.name) == "gateway"
-        if cut or fired.what in ("engine-stop", "record-unreadable"):
+        cut = peers.get(fired.name, "") if fired.what in ("cut", "cut-one-way") else ""
+        if cut == "gateway" or fired.what in ("engine-stop", "record-unreadable"):
             for name in fired.target.split(","):
                 yield fired.at_ns, until_ns, name
         unreported = _stops_log(run, fired)
+        silenced = cut == "etcd" or fired.what == "agent-stop"
         for died_ns, dead in deaths:
-            stopped = fired.what == "agent-stop" and dead in fired.target.split(",")
-            if (unreported or stopped) and fired.at_ns - RELOAD_NS <= died_ns < until_ns:
+            is_silent = silenced and dead in fired.target.split(",")
+            if (unreported or is_silent) and fired.at_ns - RELOAD_NS <= died_ns < until_ns:
                 yield max(fired.at_ns, died_ns), until_ns, dead
 
 

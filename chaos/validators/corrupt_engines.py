@@ -71,7 +71,8 @@ def _served(course: Course, engines: Mapping[Engine, int]) -> dict[Engine, Entry
         elif kind is v.RequestEnded:
             is_complete = event.outcome == RequestOutcome.COMPLETED
             tokens = -1 if is_complete else event.tokens  # not all are counted
-            if event.detail.startswith(NOT_COMPARED):
+            had_uncounted = not event.tokens and event.ttft_us >= 0  # they came without ids
+            if event.detail.startswith(NOT_COMPARED) or (had_uncounted and not is_complete):
                 place, tokens = last, -1
         else:
             continue

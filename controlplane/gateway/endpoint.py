@@ -318,6 +318,11 @@ class Gateway:
                 found[attempt.arrival.request, attempt.attempt] = since
         return found
 
+    def withheld_on(self, worker: str, incarnation: int) -> list[tuple[str, int]]:
+        """See GatewayPort.withheld_on."""
+        found = self._attempts.get((worker, incarnation), ())
+        return [(one.arrival.request, one.attempt) for one in found if one.withholds]
+
     def break_stream(
         self,
         worker: str,

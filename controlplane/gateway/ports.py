@@ -197,6 +197,11 @@ class GatewayPort(Protocol):
         last byte. A stream whose client reads too slowly is none of them."""
         ...
 
+    def withheld_on(self, worker: str, incarnation: int) -> list[tuple[str, int]]:
+        """Attempts on that incarnation, as (request, attempt), that may bring nothing before their
+        engine is done with them, and can resume elsewhere: replays, and answers in one piece."""
+        ...
+
     def break_stream(
         self,
         worker: str,

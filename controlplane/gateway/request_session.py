@@ -271,6 +271,11 @@ class RequestSession:
             return NEVER
         return upstream.heard if self.machine.owes_token else NEVER
 
+    @property
+    def withholds(self) -> bool:
+        """Whether the attempt may send nothing before its engine is done, and can resume elsewhere."""
+        return self.upstream is not None and not self.paused and self.machine.withholds
+
     def worker_lost(self, cause: str, detail: str = "") -> None:
         """Another part gave the engine up, or knows that it is dead."""
         if self.machine.accepts(e.EngineGivenUp):

@@ -1,9 +1,10 @@
 """Which requests got tokens from each engine, and until when: a verdict on what it computes dates back.
 
 An attempt that brought tokens served its request until it ended, and so did one whose blocks a later
-attempt restored. When the leader quarantines a worker, each request that the engine served since the
-tick of its last right answers joins the incident. Attempts that still run join it when they end, if
-they brought tokens.
+attempt restored. Tokens that an engine sent without ids are not counted: a request that failed with a
+first token and none counted had some. When the leader quarantines a worker, each request that the
+engine served since the tick of its last right answers joins the incident. Attempts that still run join
+it when they end, if they brought tokens.
 """
 
 from __future__ import annotations
@@ -89,10 +90,15 @@ class ServedRequests:
         """The request is over. Of some complete answers no token was counted, such as those of several
         choices."""
         is_complete = event.outcome == RequestOutcome.COMPLETED
-        self._left(event.request, -1 if is_complete else event.tokens)
-        for attempt, tick in self._tokenless.pop(event.request, ()):
-            if event.detail.startswith(NOT_COMPARED):  # its client has tokens without ids
-                self._note(event.request, attempt, tick)
+        has_uncounted = not event.tokens and event.ttft_us >= 0
+        was_running = event.request in self._running
+        self._left(event.request, -1 if is_complete or has_uncounted else event.tokens)
+        tokenless = self._tokenless.pop(event.request, [])
+        if not event.detail.startswith(NOT_COMPARED):  # else its client has tokens without ids
+            # It cannot have continued after such tokens.
+            tokenless = tokenless[-1:] if has_uncounted and not was_running else []
+        for attempt, tick in tokenless:
+            self._note(event.request, attempt, tick)
         self._restored.pop(event.request, None)
         for served in self._of_live.pop(event.request, ()):
             served.state = RequestState(event.outcome)

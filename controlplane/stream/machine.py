@@ -100,6 +100,12 @@ class StreamMachine:
         return is_due and self.is_movable
 
     @property
+    def withholds(self) -> bool:
+        """Whether no token is due because the attempt may send none before its engine is done, and
+        another worker can take the stream up: a replay, and a new answer in one piece."""
+        return type(self.state) is AwaitingFirst and not self.owes_token and self.is_movable
+
+    @property
     def placeable(self) -> Assignment | None:
         """The attempt that runs on for an absent client, if another worker can take the stream up
         after what that client has."""

@@ -42,6 +42,7 @@ class Streams:
         self.activity["w0", 1].open_streams = 2
         self.heard = {("q1", 1): 0.0, ("q2", 1): 0.0}
         self.delivered: dict[str, int] = {}
+        self.withheld: list[tuple[str, int]] = []
         self.broken: list[tuple[Any, ...]] = []
 
     def silent_on(
@@ -49,12 +50,16 @@ class Streams:
     ) -> dict[tuple[str, int], float]:
         return {of: at for of, at in self.heard.items() if at < before}
 
+    def withheld_on(self, worker: str, incarnation: int) -> list[tuple[str, int]]:
+        return self.withheld
+
     def delivered_on(self, worker: str, incarnation: int) -> dict[str, int]:
         return self.delivered
 
     def break_stream(self, *given: Any) -> bool:
         self.broken.append(given)
-        del self.heard[given[2], given[3]]
+        self.heard.pop((given[2], given[3]), None)
+        self.withheld = [of for of in self.withheld if of != (given[2], given[3])]
         return True
 
 
@@ -109,6 +114,7 @@ class Fleet(Story):
 
 Case = Callable[[Fleet], Any]
 Q1, Q2 = ("q1", 1), ("q2", 1)
+FINISHED = engine_step(v.EngineFinished("q1", 1, "stop", 3))
 
 
 async def run(case: Case, **state: Any) -> Fleet:
@@ -331,6 +337,42 @@ async def test_an_engine_may_not_have_got_a_request_of_which_no_token_came() -> 
     assert fleet.told == [] and fleet.watch._session is None
 
 
+# --- attempts that may send nothing before their engine is done
+
+
+async def test_a_replay_is_overdue_once_its_engine_is_done_with_it() -> None:
+    """Composed 90226: the end of a replay was lost, and its client waited until the stall bound."""
+
+    async def case(fleet: Fleet) -> None:
+        fleet.gateway.withheld = [Q1]
+        del fleet.gateway.heard[Q1]
+        await fleet.until(5.0, 10, Q2)
+        assert fleet.told == [], "its engine still works on it"
+        fleet.tell("w.w0", FINISHED)
+        fleet.scheduler.view.landed()
+        await fleet.until(6.0, 10, Q2)
+        assert fleet.told == [], "its end may be on its way"
+        await fleet.until(8.0, 10, Q2)
+
+    fleet = await run(case)
+    (judged,) = fleet.told
+    assert (judged.request, judged.finished, judged.decodes) == ("q1", True, False)
+    assert 1_500_000 <= judged.silent_us < 2_500_000
+    assert fleet.gateway.broken == [("w0", 1, "q1", 1, "stuck", "its next token is overdue")]
+
+
+async def test_a_replay_that_ends_in_time_is_left_alone() -> None:
+    async def case(fleet: Fleet) -> None:
+        fleet.gateway.withheld = [Q1]
+        fleet.tell("w.w0", FINISHED)
+        fleet.scheduler.view.landed()
+        await fleet.until(1.0, 10, Q1, Q2)
+        fleet.gateway.withheld = []
+        await fleet.until(4.0, 10, Q1, Q2)
+
+    assert (await run(case)).told == []
+
+
 # --- the leader took the replica for lost, and it returned
 
 
@@ -350,9 +392,6 @@ def log_of(fleet: Fleet, stream: str, event: Any) -> None:
     """The replica follows the log."""
     fleet.tell(stream, event)
     fleet.watch.seen(stream, 0, event)
-
-
-FINISHED = engine_step(v.EngineFinished("q1", 1, "stop", 3))
 
 
 @pytest.mark.parametrize("before", [True, False])

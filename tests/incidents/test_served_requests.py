@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from relume.chaos.validators import corrupt_engines
 from relume.controlplane.incidents import served_requests
 from relume.controlplane.incidents.case import Case
 from relume.controlplane.incidents.incident import Incident
@@ -129,6 +130,28 @@ def test_an_answer_of_which_no_token_was_counted_is_listed_if_it_is_complete() -
         log.tell("r.r0", end)
     quarantined(log, good_tick=-1)
     assert served(log.one()) == {"whole": "completed"}
+
+
+@pytest.mark.parametrize("broke_before", [True, False])
+def test_a_failed_stream_whose_tokens_had_no_ids_is_listed(broke_before: bool) -> None:
+    """Composed seed 90056: its client had 74 wrong tokens, of which none was counted."""
+    log = FailureLog()
+    for name, ttft_us in (("text", 13_000), ("nothing", -1)):
+        log.request("w0", "r0", name)
+        if broke_before:
+            stalled = v.TransportObserved(
+                request=name, attempt=1, worker="w0", incarnation=1, kind="stall", delivered=0
+            )
+            log.tell("r.r0", stalled)
+        end = v.RequestEnded(
+            request=name, outcome=RequestOutcome.FAILED, status=502, tokens=0, finish="-",
+            attempts=1, verdict=Guarantee.EXACT, ttft_us=ttft_us,
+        )  # fmt: skip
+        log.tell("r.r0", end)
+    quarantined(log, good_tick=-1)
+    found = [record for record in log.incidents() if record.served]
+    assert [served(record) for record in found] == [{"text": "failed"}]
+    assert set(corrupt_engines.served(log.groups, {("w0", 1): 1})) == {"text"}
 
 
 def test_another_incarnation_is_not_in_doubt() -> None:

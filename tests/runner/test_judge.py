@@ -99,6 +99,29 @@ def test_while_every_worker_is_cut_off_no_request_recovers(good: Outcome) -> Non
         assert judge(replace(waited, fired=(*good.fired, *cut, *more))).result == result
 
 
+@pytest.mark.parametrize(("peer", "died", "unserved_ms"), [
+    ("etcd", True, 2000), ("etcd", False, 0), ("gateway", False, 2000),
+])  # fmt: skip
+def test_a_dead_worker_that_is_cut_from_etcd_cannot_return(
+    good: Outcome, peer: str, died: bool, unserved_ms: int
+) -> None:
+    """Composed 90111."""
+    dead, *others = sorted(good.schedule.workers)
+    cut = PlannedFault(name="c", what="cut", target=dead, at_ns=0, peer=peer)
+    stopped = FiredFault(
+        name="s", what="engine-stop", target=",".join(others),
+        at_ns=1_000_000_000, until_ns=6_000_000_000,
+    )  # fmt: skip
+    away = FiredFault(
+        name="c", what="cut", target=dead, at_ns=2_000_000_000, until_ns=4_000_000_000
+    )
+    killed = FiredFault(name="k", what="engine-kill", target=dead, at_ns=1_500_000_000)
+    schedule = replace(good.schedule, faults=(*good.schedule.faults, cut))
+    fired = (stopped, away, *((killed,) if died else ()))
+    run = replace(good, schedule=schedule, fired=fired, ended_ns=60 * 10**9)
+    assert _known(run, Log([])).unserved_ms == unserved_ms
+
+
 @pytest.mark.parametrize(("ends", "unserved_ms"), [(True, 1500), (False, 4500)])
 def test_nor_while_an_operator_has_drained_the_last_one(
     good: Outcome, ends: bool, unserved_ms: int

@@ -84,6 +84,24 @@ def test_a_replay_is_silent_until_it_has_caught_up(mode: str, first: bool) -> No
     assert fed(made, SECOND) == [True]
 
 
+def test_a_replay_and_an_answer_in_one_piece_may_send_nothing_before_their_engine_is_done() -> None:
+    lost = e.ConnectionLost(TransportKind.RESET, "", False)
+    made = machine()
+    fed(made, *begun(made), to(1, "new"), e.Connected(()))
+    assert not made.withholds
+    fed(made, HEAD, TOKEN, lost, to(2, "replay"))
+    assert not made.withholds, "while it moves"
+    for event, withholds in ((e.Connected(()), True), (HEAD, True), (SECOND, False)):
+        fed(made, event)
+        assert made.withholds == withholds
+    made = machine(stream=False)
+    fed(made, *begun(made), to(1, "new"), e.Connected(()), HEAD)
+    assert made.withholds
+    made = machine(stream=False, relayed=True)
+    fed(made, *begun(made), to(1, "new"), e.Connected(()))
+    assert not made.withholds
+
+
 def test_what_no_other_worker_can_continue_stays_where_it_is() -> None:
     made = machine(verdict="restart")
     assert fed(made, *begun(made), to(1, "new"), e.Connected(()), HEAD, TOKEN)[-2:] == [True, False]

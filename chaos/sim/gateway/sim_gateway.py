@@ -213,10 +213,18 @@ class SimGateway(Gateway):
         self, worker: str, incarnation: int, before: float
     ) -> dict[tuple[str, int], float]:
         """See GatewayPort; brought up to date first."""
+        self._refresh(worker, incarnation)
+        return super().silent_on(worker, incarnation, before)
+
+    def withheld_on(self, worker: str, incarnation: int) -> list[tuple[str, int]]:
+        """See GatewayPort; brought up to date first."""
+        self._refresh(worker, incarnation)
+        return super().withheld_on(worker, incarnation)
+
+    def _refresh(self, worker: str, incarnation: int) -> None:
         for attempt in self._attempts.get((worker, incarnation), ()):
             if isinstance(attempt, SimSession) and isinstance(attempt.upstream, SimUpstream):
                 attempt.upstream.refresh()
-        return super().silent_on(worker, incarnation, before)
 
     def _look_at(self, worker: str, incarnation: int) -> None:
         for attempt in list(self._attempts.get((worker, incarnation), ())):

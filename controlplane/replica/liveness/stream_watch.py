@@ -30,7 +30,7 @@ from relume.events.vocabulary.enums import EnginePhase, ProbeResult, TransportKi
 from relume.events.wire.worker_calls import STATE_PATH
 from relume.policies.liveness import overdue
 from relume.policies.liveness.overdue import OverdueConfig, Silence
-from relume.policies.state.fleet import Worker
+from relume.policies.state.fleet import Fleet, Worker
 
 PERIOD_S = 0.25
 QUIET_S = 0.5
@@ -169,8 +169,8 @@ class StreamWatch:
             return
         bound_s = overdue.bound_us(worker, config) / 1e6
         silent = self._gateway.silent_on(*key, now - min(SILENT_S, bound_s / 2))
-        self._due[key] = now if silent else now + QUIET_S
         marks = self._noted(key, worker, silent)
+        self._due[key] = now if silent or marks else now + QUIET_S
         late = {
             of: mark
             for of, mark in marks.items()
@@ -199,17 +199,27 @@ class StreamWatch:
         live = self._scheduler.live.get(request)
         return live is not None and delivered.get(request, 0) > live.lineage.had
 
+    def _is_over(self, fleet: Fleet, worker: Worker, of: Attempt) -> bool:
+        """Whether the engine is done with it, by its reports."""
+        if not overdue.is_finished(fleet, worker, *of):
+            return False
+        return of[0] in fleet.requests or self._disowned.is_finished(*of)
+
     def _noted(
         self, key: Engine, worker: Worker, silent: dict[Attempt, float]
     ) -> dict[Attempt, Mark]:
         """The marks of the engine's streams that are silent although it decodes them, is done with
-        them, or had them; steps count from the first look at which that held."""
+        them, or had them; steps count from the first look at which that held. One that may send
+        nothing before its engine is done is silent from the look at which it is."""
         fleet, old, found = self._scheduler.view.fleet, self._marks.get(key, {}), {}
+        for of in self._gateway.withheld_on(*key):
+            if self._is_over(fleet, worker, of):
+                found[of] = old.get(of) or Mark(
+                    self._looked, worker.step, is_over=True, is_decoded=False, has_begun=False
+                )
         delivered = self._gateway.delivered_on(*key) if silent else {}
         for of, since in silent.items():
-            is_over = overdue.is_finished(fleet, worker, *of)
-            if is_over and of[0] not in fleet.requests:
-                is_over = self._disowned.is_finished(*of)
+            is_over = self._is_over(fleet, worker, of)
             is_decoded = overdue.decodes(worker, *of)
             has_begun = self._has_begun(of[0], delivered)
             if not (is_over or is_decoded or has_begun):
