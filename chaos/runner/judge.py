@@ -19,6 +19,7 @@ from relume.chaos.outcome import FiredFault, Kind, Outcome
 from relume.chaos.runner.run_statistics import figures_of, real
 from relume.chaos.runner.strikes import strikes_of
 from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
+from relume.chaos.scenario.language import Disorder
 from relume.chaos.scenario.schedule import PlannedFault
 from relume.chaos.sim.gateway.request_body import may_keep
 from relume.chaos.validators import CHECKS, RecordedFacts, untracked, violations
@@ -164,7 +165,14 @@ def _known(run: Outcome, log: Log) -> RecordedFacts:
         cut_off=_cut_off(run) if run.kind == "sim" else None,
         strikes=strikes,
         limits=limits_of(run.scenario.fleet.waiting),
+        late_ms=_late(run.scenario.fleet.disorder),
     )
+
+
+def _late(disorder: Disorder) -> dict[str, int]:
+    """By stream, how late its writer's records come at most (see `Disorder`)."""
+    late_ms = 2 * disorder.late_writer_ms
+    return {f"{kind}.{disorder.late_writer}": late_ms for kind in "rw"} if late_ms else {}
 
 
 def _struck(strikes: Iterable[Strike], what: Collection[str]) -> Iterator[tuple[str, Strike]]:

@@ -105,7 +105,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     kept; `truth`: what a simulated fleet really was; `began_ms`: wall time of the run's start; `away`:
     workers that a fault kept from gateways for a while; `cut_off`: streams whose owners could not keep
     their lease, from when to when (ms; None: unknown); `strikes`: what each fault struck; `limits`: those
-    of the run's settings."""
+    of the run's settings; `late_ms`: streams whose writer is late, and by how much at most."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -122,6 +122,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     cut_off: Sequence[tuple[str, int, int]] | None = None
     strikes: Sequence[Strike] = ()
     limits: ServiceLimits | None = None
+    late_ms: Mapping[str, int] = {}
 
 
 def violations(
@@ -157,7 +158,9 @@ def violations(
             began_ms=known.began_ms,
         ),
         "I26": partial(
-            i26_lost_speed.check, strikes=known.strikes if known.truth is not None else None
+            i26_lost_speed.check,
+            strikes=known.strikes if known.truth is not None else None,
+            late_ms=known.late_ms,
         ),
         "I25": partial(i25_told_truth.check, truth=known.truth),
         "I17": partial(i17_living_owners.check, cut_off=known.cut_off),

@@ -57,6 +57,7 @@ class RequestSession:
     """
 
     __slots__ = (
+        "_handed_over",
         "_open_to",
         "_task",
         "_timer",
@@ -85,6 +86,8 @@ class RequestSession:
         self.upstream: Upstream | None = None
         self.delivering: ClientPort | None = None
         self.paused = False
+        self._handed_over = 0
+        """The attempt that its engine handed over, as far as its answer has not said so."""
         self._open_to: Assignment | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -220,6 +223,9 @@ class RequestSession:
     def client_gone(self) -> None:
         """The client closed its connection."""
         self.feed_safely(e.ClientGone())
+        left = self.machine.placeable
+        if left is not None and left.attempt == self._handed_over:
+            self.feed_safely(e.HandoverNoticed())
 
     def pause(self) -> None:
         """The client reads too slowly."""
@@ -298,10 +304,15 @@ class RequestSession:
         return left is not None and (left.worker, left.incarnation) == (worker, incarnation)
 
     def handover_noticed(self, attempt: int) -> None:
-        """The engine handed that attempt over, whose client may be absent."""
+        """The engine handed that attempt over. Its client may be absent, or leave before the answer
+        says so."""
         to = self.machine.placeable or self.machine.attempt
-        if to is not None and to.attempt == attempt and self.machine.accepts(e.HandoverNoticed):
+        if to is None or to.attempt != attempt:
+            return
+        if self.machine.accepts(e.HandoverNoticed):
             self.feed_safely(e.HandoverNoticed())
+        else:
+            self._handed_over = attempt
 
     def expire(self) -> None:
         """The client did not come back."""

@@ -16,8 +16,9 @@ async def until(found: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def left_alone(r) -> tuple[str, bytes, int]:
-    """A stream of w0 that hangs there, its client gone: (request, body, tokens delivered)."""
+async def left_alone(r, handed_over: int = 0) -> tuple[str, bytes, int]:
+    """A stream of w0 that hangs there, its client gone: (request, body, tokens delivered). The attempt
+    `handed_over` is handed over before the client leaves."""
     body = chat_body()
     r.engines[0].script.append(Behaviour(hang_at=900))
     _, writer = await asyncio.open_connection("127.0.0.1", r.gateway.port)
@@ -26,6 +27,11 @@ async def left_alone(r) -> tuple[str, bytes, int]:
     writer.write(head.encode() + body)
     await until(lambda: any(r.gateway.delivered_on("w0", 3).values()))
     assert not r.gateway.away_on("w0", 3), "its client is there"
+    if handed_over:
+        ((request, delivered),) = r.gateway.delivered_on("w0", 3).items()
+        r.gateway.given_up(request, handed_over)
+        writer.close()
+        return request, body, delivered
     writer.close()
     await until(lambda: r.gateway.away_on("w0", 3))
     ((request, delivered),) = r.gateway.away_on("w0", 3).items()
@@ -55,6 +61,26 @@ async def test_it_continues_elsewhere_and_is_detached_there(rig):
         r.gateway._streams.open[request].expire()
         await until(lambda: r.scheduler.endings())
         assert r.scheduler.endings()[0][:2] == ("cancelled", 499)
+
+
+async def test_one_whose_client_leaves_just_after_the_handover_continues_elsewhere(rig):
+    """Composed 90481: the answer that would have said so was read no more, so nothing ran."""
+    async with rig() as r:
+        r.engines[1].script.append(Behaviour(hang_at=700))
+        request, body, delivered = await left_alone(r, handed_over=1)
+        await until(lambda: r.gateway.away_on("w1", 3))
+        assert r.engines[1].seen[-1].ids == tuple(token_ids(body, 12)[:delivered])
+        r.gateway._streams.open[request].expire()
+        await until(lambda: r.scheduler.endings())
+
+
+async def test_a_handover_of_another_attempt_says_nothing_about_this_one(rig):
+    async with rig() as r:
+        request, _, _ = await left_alone(r, handed_over=2)
+        await until(lambda: r.gateway.away_on("w0", 3))
+        r.gateway._streams.open[request].expire()
+        await until(lambda: r.scheduler.endings())
+        assert not r.engines[1].seen
 
 
 async def test_one_that_is_given_up_before_it_begins_there_continues_elsewhere(rig):

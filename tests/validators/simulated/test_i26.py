@@ -143,6 +143,14 @@ def test_one_that_gets_another_soon_is_not() -> None:
     assert found(lost_holder(450, ended())) == ""
 
 
+def test_a_late_writer_may_be_as_late_as_it_is() -> None:
+    """Composed 90185: the choice had the time of its segment, 1.2 s after it was made."""
+    told = lost_holder(1200, chosen("q1", "w2"))
+    assert found(told, late_ms={"r.r0": 1200}) == ""
+    assert "no other for 1200 ms" in found(told, late_ms={"r.r0": 600})
+    assert "no other for 1200 ms" in found(told, late_ms={"r.r1": 1200})
+
+
 def test_none_is_asked_for_where_no_daemon_is_left() -> None:
     told = short()
     told.tell("w.w1", daemon("w1"))

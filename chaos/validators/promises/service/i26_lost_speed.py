@@ -14,7 +14,7 @@ A run whose faults are not all known, a real one, has the last part only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from relume.chaos.validators.promises.service.fair_turns import starved_tenants
 from relume.chaos.validators.promises.service.new_holders import missing_holders
@@ -31,12 +31,14 @@ def check(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
     strikes: Sequence[Strike] | None = None,
+    late_ms: Mapping[str, int] | None = None,
 ) -> list[Violation]:
-    """Mechanisms that were not seen. `strikes`: all faults of the run; None: not all are known."""
+    """Mechanisms that were not seen. `strikes`: all faults of the run; None: not all are known.
+    `late_ms`: streams whose writer is late, and by how much at most."""
     log = log_of(groups)
     found = list(starved_tenants(log))
     if strikes is not None:
-        found += missing_holders(log, strikes)
+        found += missing_holders(log, strikes, late_ms or {})
         found += late_deaths(log, strikes)
         found += (("restores", text) for text in unused_restores(log, strikes))
     return [Violation(PROMISE, about, text) for about, text in found]

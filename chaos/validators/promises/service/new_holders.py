@@ -10,7 +10,7 @@ was struck by a fault, or the log was away; no state daemon was left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -32,8 +32,11 @@ class _Placed(Struct, kw_only=True):
     lost: str = ""
 
 
-def missing_holders(log: Log, strikes: Sequence[Strike]) -> Iterator[tuple[str, str]]:
-    """Requests that had no new choice in time, and which holder they had lost."""
+def missing_holders(
+    log: Log, strikes: Sequence[Strike], late_ms: Mapping[str, int]
+) -> Iterator[tuple[str, str]]:
+    """Requests that had no new choice in time, and which holder they had lost. Records of a stream
+    in `late_ms` come so much later."""
     running: dict[str, _Placed] = {}
     up: set[str] = set()
     now_ms = 0  # by the clocks of replicas: an agent's records may land late
@@ -43,7 +46,7 @@ def missing_holders(log: Log, strikes: Sequence[Strike]) -> Iterator[tuple[str, 
             now_ms = max(now_ms, at.at_ms)
         if kind is v.HolderChosen or kind in _LEAVES:
             placed = running.pop(event.request, None)
-            if placed is not None and 0 < placed.due_ms < at.at_ms:
+            if placed is not None and 0 < placed.due_ms < at.at_ms - late_ms.get(placed.stream, 0):
                 lost_ms = placed.due_ms - BOUND_MS
                 if not _is_disturbed(strikes, placed.stream[2:], lost_ms, at.at_ms):
                     took = f"no other for {at.at_ms - lost_ms} ms"
