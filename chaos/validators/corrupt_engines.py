@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from relume.chaos.validators.records import Course, Entry, courses, events_of
+from relume.chaos.validators.records import (
+    Course,
+    Entry,
+    courses,
+    events_of,
+    has_unnamed_tokens,
+)
 from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
 from relume.events.log.entries import entries
@@ -71,8 +77,8 @@ def _served(course: Course, engines: Mapping[Engine, int]) -> dict[Engine, Entry
         elif kind is v.RequestEnded:
             is_complete = event.outcome == RequestOutcome.COMPLETED
             tokens = -1 if is_complete else event.tokens  # not all are counted
-            had_uncounted = not event.tokens and event.ttft_us >= 0  # they came without ids
-            if event.detail.startswith(NOT_COMPARED) or (had_uncounted and not is_complete):
+            is_unnamed = has_unnamed_tokens(event) and not is_complete
+            if event.detail.startswith(NOT_COMPARED) or is_unnamed:
                 place, tokens = last, -1
         else:
             continue

@@ -312,3 +312,8 @@ def of_clients(
         if course.arrived is not None and course.arrived.event.client_id:
             by_client[course.arrived.event.client_id] = course
     return [(c, by_client.get(c.request) or found.get(c.request)) for c in clients]
+
+
+def has_unnamed_tokens(end: v.RequestEnded) -> bool:
+    """Whether its client had a first token, and none was counted: they came without ids."""
+    return not end.tokens and end.ttft_us >= 0

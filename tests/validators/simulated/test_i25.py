@@ -78,6 +78,13 @@ def test_other_tokens_of_a_failed_stream_are_named(tokens: int) -> None:
     )
 
 
+def test_tokens_without_ids_are_not_counted() -> None:
+    """`tests/live/test_plain.py`: the client of a plain server had 9 tokens, the log 0."""
+    unnamed = {**FAILURE, "tokens": 0}
+    assert found(story(**unnamed, ttft_us=9000), failed(9)) == ""
+    assert "counted 9 tokens when it failed" in found(story(**unnamed), failed(9))
+
+
 def test_a_client_that_returned_may_have_a_part_of_a_frame() -> None:
     call = ClientCall(kind="resumable", status=502, message=LOST)
     assert found(story(**FAILURE), failed(7), call) == ""

@@ -41,6 +41,7 @@ from relume.chaos.validators.records import (
     Violation,
     courses,
     events_of,
+    has_unnamed_tokens,
     log_of,
     of_clients,
 )
@@ -102,7 +103,12 @@ def _of_record(client: ClientRecord, call: ClientCall | None, end: v.RequestEnde
         if client.status and end.outcome == client.outcome and client.status != end.status:
             yield f"its client was answered {client.status}, the log says {end.status}"
         return
-    if end.tokens < 0 or client.outcome == "cut" or (call and call.kind in IN_ONE_PIECE):
+    if (
+        end.tokens < 0
+        or has_unnamed_tokens(end)
+        or client.outcome == "cut"
+        or (call and call.kind in IN_ONE_PIECE)
+    ):
         return
     more = counted - end.tokens
     most = PART_OF_FRAME if call is None or call.kind == "resumable" else 0
