@@ -166,7 +166,15 @@ def _known(run: Outcome, log: Log) -> RecordedFacts:
         strikes=strikes,
         limits=limits_of(run.scenario.fleet.waiting),
         late_ms=_late(run.scenario.fleet.disorder),
+        link_ms=_link_ms(run),
     )
+
+
+def _link_ms(run: Outcome) -> int:
+    """The most that a fault delayed messages between engines and gateways by."""
+    fired = {fired.name for fired in run.fired if fired.what == "link-slow"}
+    slow = (p for p in run.schedule.faults if p.name in fired and p.peer == "gateway")
+    return max((int(planned.amount or 0) for planned in slow), default=0)
 
 
 def _late(disorder: Disorder) -> dict[str, int]:

@@ -105,7 +105,8 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     kept; `truth`: what a simulated fleet really was; `began_ms`: wall time of the run's start; `away`:
     workers that a fault kept from gateways for a while; `cut_off`: streams whose owners could not keep
     their lease, from when to when (ms; None: unknown); `strikes`: what each fault struck; `limits`: those
-    of the run's settings; `late_ms`: streams whose writer is late, and by how much at most."""
+    of the run's settings; `late_ms`: streams whose writer is late, and by how much at most;
+    `link_ms`: what a fault delayed messages to and from engines by."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -123,6 +124,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     strikes: Sequence[Strike] = ()
     limits: ServiceLimits | None = None
     late_ms: Mapping[str, int] = {}
+    link_ms: int = 0
 
 
 def violations(
@@ -139,6 +141,8 @@ def violations(
             stopped=known.stopped,
             killed=known.killed,
             unserved_ms=known.unserved_ms,
+            cut_off=[one for one in known.cut_off or () if one[0].startswith("w.")],
+            link_ms=known.link_ms,
         ),
         "I13": partial(i13_durable.check, landed=known.landed),
         "I14": partial(i14_no_bad_block.check, shared=known.shared, corrupt=known.corrupt),

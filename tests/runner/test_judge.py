@@ -122,6 +122,16 @@ def test_a_dead_worker_that_is_cut_from_etcd_cannot_return(
     assert _known(run, Log([])).unserved_ms == unserved_ms
 
 
+def test_slow_links_to_gateways_that_struck_are_known(good: Outcome) -> None:
+    slow = [
+        PlannedFault(name=name, what="link-slow", target="w0", at_ns=0, peer=peer, amount=amount)
+        for name, peer, amount in (("a", "gateway", 300.0), ("b", "etcd", 900.0), ("c", "gateway", 500.0))
+    ]  # fmt: skip
+    fired = [FiredFault(name=name, what="link-slow", target="w0", at_ns=1) for name in "ab"]
+    run = replace(good, schedule=replace(good.schedule, faults=tuple(slow)), fired=tuple(fired))
+    assert _known(run, Log([])).link_ms == 300
+
+
 @pytest.mark.parametrize(("ends", "unserved_ms"), [(True, 1500), (False, 4500)])
 def test_nor_while_an_operator_has_drained_the_last_one(
     good: Outcome, ends: bool, unserved_ms: int

@@ -172,6 +172,36 @@ def test_i10_grants_a_time_once(back_ms: int, fine: bool) -> None:
     assert (found == []) is fine
 
 
+@pytest.mark.parametrize(("stream", "fine"), [("w.w1", True), ("w.w0", False)])
+def test_i10_grants_the_time_in_which_the_next_workers_agent_stood_still(
+    stream: str, fine: bool
+) -> None:
+    """Composed 90643: its agent stood still for 16 s, and no leader declared it lost."""
+    story = short()
+    story.worker("w1")
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 21_000, cut + 2: 21_100})
+    found = i10_recovery_bound.check(groups, [], bound_ms=500, cut_off=[(stream, 6000, 20_000)])
+    assert (found == []) is fine
+
+
+def test_i10_knows_that_probes_take_longer_on_slow_links() -> None:
+    """Composed 90965: each message took 329 ms."""
+    story = short()
+    judged = v.StreamJudged(
+        decision="r0.b.stream1", basis=v.Basis(story.revision, 0), request="q1", attempt=1,
+        worker="w0", incarnation=1, silent_us=3_712_567, from_step=368, probe="answered", steps=200,
+        decodes=False, finished=True, bound_us=1_500_000, stuck=True,
+    )  # fmt: skip
+    story.tell("r.r0", judged, ended())
+    groups = timed(story, {1: 1000, story.revision: 9000})
+    assert "was stuck on w0 for 3712 ms" in about(i10_recovery_bound.check(groups, []))
+    assert i10_recovery_bound.check(groups, [], link_ms=329) == []
+
+
 def test_i10_starts_over_when_the_gateway_is_killed() -> None:
     story = short()
     story.tell("r.r0", observed())

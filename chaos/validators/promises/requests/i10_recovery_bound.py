@@ -40,6 +40,10 @@ STUCK_MS = 2000
 ENOUGH_STEPS = 2 * OverdueConfig().steps
 """A judgement with fewer steps may have waited for them."""
 
+PROBE_TRIPS = 8
+"""Ways to an engine and back in two probes, each with a connection and an answer: the first may come too
+early."""
+
 EXCLUDED = (HealthState.UNHEALTHY, HealthState.PROBING, HealthState.QUARANTINED)
 """States of a worker that gets few requests or none."""
 
@@ -79,15 +83,18 @@ def check(
     stopped: Sequence[tuple[str, int]] = (),
     unserved_ms: int = 0,
     killed: Sequence[tuple[str, int]] = (),
+    cut_off: Sequence[tuple[str, int, int]] = (),
+    link_ms: int = 0,
 ) -> list[Violation]:
     """Recoveries that took too long or never ended. `stopped`: streams of stopped replicas, and the
     duration in ms, which extends the bound of their requests. `unserved_ms`: time in which no
     process could reach a worker. `killed`: streams of killed replicas, and the time (wall ms), at
-    which the recovery of their requests starts over."""
+    which the recovery of their requests starts over. `cut_off`: streams whose owners could not write,
+    from when to when (wall ms). `link_ms`: what a fault delayed messages to and from engines by."""
     out = []
     bound_ms += unserved_ms
     patience = _patience(groups, clients, _summed(stopped)) if stopped else {}
-    silences, unheard = list(_silences(groups)), _unheard(groups)
+    silences, unheard = list(_silences(groups)), _unheard(groups, cut_off)
     full, waited = list(_full(groups)), dict[str, int]()
     owners = {course.request: course.owners for course in courses(groups).values()}
     for one in recoveries(groups):
@@ -113,7 +120,8 @@ def check(
             took = one.back_ms - begun_ms
             text = f"took {took} ms to recover from {one.kind} on {one.worker}, bound {bound} ms"
             out.append(Violation(PROMISE, one.request, text))
-    out += _stuck(groups, patience, unserved_ms, silences, unheard)
+    probes_ms = PROBE_TRIPS * link_ms
+    out += _stuck(groups, patience, unserved_ms + probes_ms, silences, unheard)
     for client, course in of_clients(courses(groups), clients):
         longest = max(client.gaps_ms, default=0.0)
         in_queues = waited.get(course.request, 0) if course is not None else 0
@@ -167,9 +175,12 @@ def _silences(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
             last = at.at_ms
 
 
-def _unheard(groups: Sequence[RevisionGroup]) -> dict[str, list[tuple[int, int]]]:
-    """Per worker, the times in which it could not write, according to lost leases: its events of
-    that time have the time of its next segment."""
+def _unheard(
+    groups: Sequence[RevisionGroup], cut_off: Sequence[tuple[str, int, int]]
+) -> dict[str, list[tuple[int, int]]]:
+    """Per worker, the times in which it could not write, according to lost leases and to what is known
+    of faults: its events of that time have the time of its next segment."""
+    written: dict[str, list[int]] = {stream: [] for stream, _, _ in cut_off}
     found: dict[str, list[tuple[int, int]]] = {}
     last: dict[str, int] = {}
     lost: set[str] = set()
@@ -182,6 +193,12 @@ def _unheard(groups: Sequence[RevisionGroup]) -> dict[str, list[tuple[int, int]]
                 lost.discard(worker)
                 found.setdefault(worker, []).append((last.get(worker, at.at_ms), at.at_ms))
             last[worker] = at.at_ms
+            if at.stream in written:
+                written[at.stream].append(at.at_ms)
+    for stream, since, until in cut_off:
+        before = max((ms for ms in written[stream] if ms <= since), default=since)
+        after = min((ms for ms in written[stream] if ms >= until), default=until)
+        found.setdefault(stream.removeprefix("w."), []).append((before, after))
     return found
 
 
