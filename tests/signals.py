@@ -34,9 +34,9 @@ def let_run(pid: int) -> None:
     _let(pid, 0.008, 0.1)
 
 
-def let_work(pid: int) -> None:
-    """Let a stopped process run for 20 ms of processor time."""
-    _let(pid, 0.02, 0.3)
+def let_work(pid: int, work_s: float = 0.02) -> None:
+    """Let a stopped process run for so much processor time."""
+    _let(pid, work_s, 15 * work_s)
 
 
 def _let(pid: int, work_s: float, longest_s: float) -> None:

@@ -32,6 +32,8 @@ from relume.events.etcd.factory import EtcdLog
 from relume.events.log import codec
 from relume.events.log.errors import LogUnavailable
 from relume.events.log.interface import RevisionGroup
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
 from tests.processes import CpuTime, cpu_time, starved
 from tests.signals import let_run, stop
 from tests.suite.outcomes import inconclusive
@@ -105,6 +107,7 @@ class Scene:
         self._reading = asyncio.Lock()
         self._groups: list[RevisionGroup] = []
         self._events: list[tuple[str, Any]] = []
+        self._fleet, self._folded = Fleet(), 0
 
     @property
     def url(self) -> str:
@@ -244,6 +247,13 @@ class Scene:
             for group in await read_log(self.etcd, last):
                 self.take(group)
             return list(self._groups)
+
+    async def fold(self) -> Fleet:
+        """What the log says of the fleet by now: one state, which changes with each call."""
+        for group in (await self.log())[self._folded :]:
+            apply_group(self._fleet, group)
+            self._folded += 1
+        return self._fleet
 
     def take(self, group: RevisionGroup) -> None:
         """The next group of the log was read."""

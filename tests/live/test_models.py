@@ -18,7 +18,6 @@ import pytest
 from relume.controlplane.local.local_fleet import FleetOptions
 from relume.events import vocabulary as v
 from relume.events.wire.prefix import blocks_at, unpack
-from tests.live.checkpoints.test_checkpoints import fold
 from tests.live.conftest import HANG_S, MODEL, Scene, same, scene_of, whole
 from tests.suite.outcomes import inconclusive
 
@@ -93,7 +92,7 @@ async def _folded(scene: Scene, name: str) -> v.RouteDecided:
     prompt; how it was routed."""
     deadline = time.monotonic() + HANG_S
     while True:
-        fleet, made = await fold(scene), (await scene.routes([name]))[name]
+        fleet, made = await scene.fold(), (await scene.routes([name]))[name]
         known = await scene.fleet.admin("checkpoints")
         if made and name in await scene.ended() and known["revision"] >= fleet.revision:
             worker = fleet.workers[made[0].worker]

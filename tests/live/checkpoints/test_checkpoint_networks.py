@@ -17,7 +17,6 @@ from relume.events import vocabulary as v
 from tests.live.checkpoints.test_checkpoints import (
     Victim,
     configure,
-    fold,
     hit,
     of,
     until_daemons,
@@ -82,12 +81,13 @@ async def _host_lost_and_its_daemon_alive(scene: Scene) -> None:
     """A worker whose agent stands still beyond its lease is lost, and its state daemon, which
     still answers, is not asked for anything until the worker is back under another epoch."""
     worker = await scene.worker("w1")
-    before = await fold(scene)
+    before = await scene.fold()
+    address, epoch = before.holders["w1"].address, before.workers["w1"].epoch
 
     async def strike(victim: Victim) -> None:
         await asyncio.to_thread(stop, worker["agent_pid"])
         deadline = time.monotonic() + HANG_S
-        while (await fold(scene)).workers["w1"].present:
+        while (await scene.fold()).workers["w1"].present:
             assert time.monotonic() < deadline, "it is not missed"
             await asyncio.sleep(0.1)
 
@@ -97,11 +97,10 @@ async def _host_lost_and_its_daemon_alive(scene: Scene) -> None:
         os.kill(worker["agent_pid"], signal.SIGCONT)
     lost_at = [type(e) for e in happened].index(v.WorkerLost)
     later = happened[lost_at:]
-    address = before.holders["w1"].address
     assert address not in {e.holder for e in of(later, v.RestoreStarted)}
     assert not [e for e in of(later, v.HolderChosen) if "w1" in e.holders]
     deadline = time.monotonic() + HANG_S
-    while not (found := await fold(scene)).holders["w1"].alive:
+    while not (found := await scene.fold()).holders["w1"].alive:
         assert time.monotonic() < deadline, found.holders
         await asyncio.sleep(0.2)
-    assert found.workers["w1"].epoch > before.workers["w1"].epoch
+    assert found.workers["w1"].epoch > epoch

@@ -23,7 +23,6 @@ from relume.controlplane.local.orphans import daemons
 from relume.events import vocabulary as v
 from relume.policies.state.coverage import covered_tokens
 from relume.policies.state.fleet import Fleet
-from relume.policies.state.fold import apply_group
 from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
 from tests.signals import let_work, stop
 from tests.suite.outcomes import inconclusive
@@ -41,17 +40,10 @@ def with_checkpoints(options: FleetOptions, **more: Any) -> FleetOptions:
     return msgspec.structs.replace(options, workers=3, checkpoint_mb=64, **more)
 
 
-async def fold(scene: Scene) -> Fleet:
-    fleet = Fleet()
-    for group in await scene.log():
-        apply_group(fleet, group)
-    return fleet
-
-
 async def until_daemons(scene: Scene, count: int = 3) -> Fleet:
     deadline = time.monotonic() + HANG_S
     while True:
-        fleet = await fold(scene)
+        fleet = await scene.fold()
         if sum(h.alive and bool(h.family) for h in fleet.holders.values()) >= count:
             return fleet
         assert time.monotonic() < deadline, fleet.holders
@@ -71,12 +63,13 @@ class Victim:
         self._ran_at = time.monotonic()
 
     async def take(self, streams: dict[str, Stream]) -> None:
-        """Stop it, and wait until all streams have a worker."""
+        """Stop it, and wait until all streams have a worker. It takes them in meanwhile, and its agent
+        sees that its loop takes turns: else it would be judged hung."""
         await asyncio.to_thread(stop, self.pid)
         deadline = time.monotonic() + HANG_S
         while not all((places := await self.scene.routes(streams)).values()):
             assert time.monotonic() < deadline, places
-            await self._moment(1.0)
+            await self._moment(0.4, work_s=0.1)
             await asyncio.sleep(0.02)
         for name, made in places.items():
             if made[-1].worker == self.name:
@@ -92,28 +85,28 @@ class Victim:
         """Let it run until the log shows it; it is left stopped. The log may be far behind on
         a busy machine, so half way through the streams it hardly runs on."""
         deadline = time.monotonic() + HANG_S
-        while not found(fleet := await fold(self.scene)):
+        while not found(fleet := await self.scene.fold()):
             placed = [fleet.placed.get(r) for r in self.requests]
             assert time.monotonic() < deadline, (placed, fleet.holders)
             if any(s.done for s in self.streams):
                 inconclusive("a stream ended before its blocks were held")
             far = max((len(s.tokens) for s in self.streams), default=0) >= TOKENS // 2
-            await self._moment(1.0 if far else 0.0)
+            await self._moment(0.7 if far else 0.0)
             await asyncio.sleep(0.05)
         return fleet
 
-    async def _moment(self, since_s: float) -> None:
+    async def _moment(self, since_s: float, work_s: float = 0.04) -> None:
         """Let it work for a moment if it has not for so long: who is silent for long is hung."""
         if time.monotonic() - self._ran_at >= since_s:
-            await asyncio.to_thread(let_work, self.pid)
+            await asyncio.to_thread(let_work, self.pid, work_s)
             self._ran_at = time.monotonic()
 
     async def until_moved(self, lost: set[str]) -> None:
         """Wait, the engine all but stopped, until none of these is to hold anything of it."""
         deadline = time.monotonic() + HANG_S
-        while lost & self.holders(fleet := await fold(self.scene)):
+        while lost & self.holders(fleet := await self.scene.fold()):
             assert time.monotonic() < deadline, fleet.holders
-            await self._moment(1.0)
+            await self._moment(0.7)
             await asyncio.sleep(0.05)
 
     def covered(self, fleet: Fleet) -> bool:
@@ -207,7 +200,7 @@ async def _holder_lost_before(scene: Scene) -> None:
     lost: set[str] = set()
 
     async def strike(victim: Victim) -> None:
-        fleet = await fold(scene)
+        fleet = await scene.fold()
         lost.add(min(victim.holders(fleet)))
         os.kill(daemon_of(scene, min(lost)), signal.SIGKILL)
         await victim.until_moved(lost)
@@ -286,7 +279,7 @@ async def configure(scene: Scene, key: str, value: str) -> None:
         async with session.put(url, json=body) as answer:
             assert answer.status in (200, 202), await answer.text()
     deadline = time.monotonic() + HANG_S
-    while (await fold(scene)).config.get(key) != value:
+    while (await scene.fold()).config.get(key) != value:
         assert time.monotonic() < deadline, key
         await asyncio.sleep(0.05)
 

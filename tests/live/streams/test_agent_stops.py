@@ -46,6 +46,7 @@ async def _terminated(scene: Scene) -> None:
         os.kill(victim.pid, signal.SIGCONT)
         assert await asyncio.to_thread(agent.process.wait, HANG_S) == 0
         scene.fleet.restart("w0")
+        await scene.until_ready("w0", worker["incarnation"] + 1)
 
     happened = await struck(scene, "terminated", act)
     assert moved(happened) == set(requests), troubles(happened)

@@ -21,7 +21,6 @@ from tests.live.checkpoints.test_checkpoints import (
     COUNT,
     TOKENS,
     Victim,
-    fold,
     of,
     padding,
     until_daemons,
@@ -67,7 +66,7 @@ async def sliced(victim: Victim, over: Callable[[Fleet], bool], pause_s: float) 
     It runs no more often than the log is read: where a busy machine is late with the log, the
     engine does not come far meanwhile."""
     deadline = time.monotonic() + HANG_S
-    while not over(fleet := await fold(victim.scene)):
+    while not over(fleet := await victim.scene.fold()):
         told = [
             (w.name, w.engine, w.batch, w.decode_us, w.moved_tick, w.recent[-4:])
             for w in fleet.workers.values()
