@@ -21,7 +21,9 @@ decided last. Time is ticks.
 The guard. If more than a share of the workers of a model fail at once, the cause is likelier to be
 common to them, and excluding them would leave no worker for its requests. Then no breaker opens,
 and those that opened within the window close. Replicas' own suspicions hold all the same. A decided
-quarantine stands: it counts towards the share, and the guard does not lift it.
+quarantine stands: it counts towards the share, and the guard does not lift it. Since version 7 wrong
+results are withheld only if the workers with wrong results alone are more than the share: what other
+workers suffer from is no reason to believe wrong results.
 """
 
 from __future__ import annotations
@@ -90,6 +92,8 @@ class Review:
         """Whether cross-checks are evidence, as since version 5."""
         self.by_earlier = self.by_checks and version != "5"
         """Whether failures before the window count, as since version 6."""
+        self.by_kind = self.by_earlier and version != "6"
+        """Whether wrong results are guarded apart from other failures, as since version 7."""
         self.canary = canary_settings.config_of(LeaderSettings(fleet))
         self.checks = check_settings.config_of(LeaderSettings(fleet))
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
@@ -211,27 +215,34 @@ class Review:
                     yield worker
 
     def _too_many(self, model: str) -> tuple[str, ...]:
-        """Workers of a model that fail, if they are more than the share; without those whose
-        quarantine stands."""
+        """Workers of a model whose verdicts are withheld, since more than the share fail; without
+        those whose quarantine stands."""
         found = self._failing.get(model)
         if found is None:
-            serving, failing, standing = 0, [], 0
-            for worker in self._serving(model):
-                serving += 1
-                health = worker.health
-                if isinstance(health, UnsetType) or not self._fails(worker, health):
-                    continue
-                if _is_distrusted(health):
-                    standing += 1
-                else:
-                    failing.append(worker.name)
-            too_many = (len(failing) + standing) * 100 > self.config.share_percent * serving
-            found = self._failing[model] = tuple(failing) if too_many else ()
+            found = self._failing[model] = self._withheld_of(model)
         return found
 
-    def _fails(self, worker: Worker, health: WorkerHealth) -> bool:
-        finding = finding_of(self, worker, health)[0]
-        return LIFE[finding][health.state] in EXCLUDED
+    def _withheld_of(self, model: str) -> tuple[str, ...]:
+        serving, standing, failing = 0, 0, dict[str, Finding]()
+        for worker in self._serving(model):
+            serving += 1
+            health = worker.health
+            if isinstance(health, UnsetType):
+                continue
+            finding = finding_of(self, worker, health)[0]
+            if LIFE[finding][health.state] not in EXCLUDED:
+                continue
+            if _is_distrusted(health):
+                standing += 1
+            else:
+                failing[worker.name] = finding
+        most = self.config.share_percent * serving
+        if (len(failing) + standing) * 100 <= most:
+            return ()
+        wrong = [name for name, finding in failing.items() if finding == Finding.UNTRUSTED]
+        if self.by_kind and (len(wrong) + standing) * 100 <= most:
+            return tuple(name for name in failing if name not in wrong)
+        return tuple(failing)
 
     def _withholds(self, worker: Worker, health: WorkerHealth) -> bool:
         """Whether the worker is to stay open: breakers that opened before the window stay as they

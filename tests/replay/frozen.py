@@ -148,6 +148,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "f3d0b61a419539afb1883bb7cf371e35aa827516d430d8374449c55fed8cb898",
         (v.StallJudged, v.WorkerSuspected, v.WorkerCleared, v.TimerFired),
     ),
+    "wrong-beside-errors": (
+        "f252a0b7817ba6021d7c7e2aecb1cb874acadd3d733c00ad2b0334e5044ee50f",
+        (v.HealthDecided, v.VerdictsWithheld, v.CanaryReported, v.TransportObserved),
+    ),
 }
 """By name: SHA-256 of the file, and kinds of events without which it would miss its point. An
 entry is added with a new log; none is ever changed or removed."""

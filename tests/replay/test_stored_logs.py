@@ -24,6 +24,7 @@ from relume.controlplane.replay.why import why
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AttemptMode
 from relume.policies.checkpoints import placement
+from relume.policies.health import judgement
 from relume.policies.liveness import stall
 from relume.policies.migration import moves
 from tests.replay import frozen
@@ -137,6 +138,14 @@ def starting_anew(old: dict[Any, Any]) -> dict[Any, Any]:
     return dict.fromkeys(old, AttemptMode.NEW)
 
 
+def by_total(old: Callable[..., tuple[str, ...]]) -> Callable[..., tuple[str, ...]]:
+    def withheld_of(review: judgement.Review, model: str) -> tuple[str, ...]:
+        review.by_kind = False
+        return old(review, model)
+
+    return withheld_of
+
+
 def refusing(old: Callable[..., str]) -> Callable[..., str]:
     return lambda *_: "too long a pause"
 
@@ -168,6 +177,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "stall judgement": (stall, "_hung", strict, "stall-spared"),
     "what a step may take": (stall, "STRETCH", 10_000, "hangs"),
     "slow workers": ("health.pace", "SLOW_TICKS", 2, "breaker"),
+    "guard of wrong results": (judgement.Review, "_withheld_of", by_total, "wrong-beside-errors"),
     "failures before the window": ("health.evidence", "FADE_WINDOWS", 1, "rare-failures"),
     "levels of degradation": (
         "degradation.levels",

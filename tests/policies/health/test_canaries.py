@@ -443,6 +443,48 @@ def test_workers_in_quarantine_count_towards_the_share() -> None:
     assert withheld.workers == ("w1",) and withheld.serving == 3
 
 
+@pytest.mark.parametrize(
+    ("version", "states", "withheld"),
+    [
+        (7, (HealthState.SUSPECT, HealthState.QUARANTINED), [("w0",)]),
+        (6, (HealthState.SUSPECT, HealthState.SUSPECT), [("w0", "w1")]),
+    ],
+)
+@pytest.mark.parametrize("wrong_first", [True, False])
+def test_failures_of_other_workers_keep_no_wrong_worker_open(
+    version: int,
+    states: tuple[HealthState, ...],
+    withheld: list[tuple[str, ...]],
+    wrong_first: bool,
+) -> None:
+    """Composed 82332: it gave 26 wrong answers to canaries while others failed requests."""
+    fleet = LedFleet(workers=3, version=version)
+    all_report(fleet)
+    if wrong_first:
+        reports(fleet, "w1", 0, tokens=(1, 2, 3))
+    for _ in range(3):
+        fleet.fails("w0")
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    assert (fleet.state("w0"), fleet.state("w1")) == states
+    found = [e.workers for e in fleet.decisions if type(e) is v.VerdictsWithheld]
+    assert found[-1:] == withheld
+
+
+def test_wrong_results_of_most_workers_are_withheld_beside_other_failures() -> None:
+    """Not all of them: one may have been quarantined before the others differed."""
+    fleet = LedFleet(workers=4)
+    all_report(fleet)
+    for _ in range(3):
+        fleet.fails("w0")
+    for worker in ("w1", "w2", "w3"):
+        for canary in RIGHT:
+            reports(fleet, worker, canary, tokens=(1, 2, 3))
+    states = [fleet.state(f"w{n}") for n in range(4)]
+    assert states.count(HealthState.QUARANTINED) == 2 and states[0] == HealthState.SUSPECT
+    assert fleet.excluded("w3") == ""
+
+
 def test_a_canary_without_an_answer_is_no_evidence_of_corruption() -> None:
     fleet = LedFleet(workers=3)
     all_report(fleet)
