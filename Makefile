@@ -38,7 +38,7 @@ check: lint ## the fast loop, without etcd or engines: linters, types, unit test
 test: models lint wheel ## check, the wheel, tests on real etcd, and the core on real vLLM (10 minutes on two cores)
 	@$(WITH_ETCD); exec $(TIER) test $(ARGS)
 
-test-full: models lint wheel ## every test there is, and make chaos (half an hour or so on two cores)
+test-full: models lint wheel ## every test there is, and make chaos (half an hour to an hour on two cores)
 	@$(WITH_ETCD); exec $(TIER) full $(ARGS)
 	@$(if $(ARGS),,$(MAKE) chaos)
 
