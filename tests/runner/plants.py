@@ -346,7 +346,7 @@ PLANTS = {
         ("I9", 28, _probes_uncounted),
         ("I7", 1, _by_chance),
         ("I12", 2, _never_released),
-        ("I10", 106, _never_hung),
+        ("I10", 140, _never_hung),
         ("I1 I10", 53, _never_stuck),
         ("bound:workers_quarantined", 56, _canaries_ignored),
         ("I14", 56, _corrupt_tokens_continued),
