@@ -39,6 +39,9 @@ log = structlog.get_logger("relume.gateway")
 
 OWNED_S = 10.0
 """Maximum time that a client's resumption at another replica waits for the log to record it."""
+LATER_ATTEMPT_S = 3.0
+"""Maximum time that a stream of a former owner, which nobody can generate again, waits for the report
+of an engine that runs it: agents report within a second, and one that died is back within two."""
 
 
 class ResumableStreams(Protocol):
@@ -378,6 +381,11 @@ class RequestSession:
         """The request is ours once the log says so."""
         self.feed(await self.ctx.scheduler.returns.owned(self.arrival.request, OWNED_S))
 
+    async def _until_found(self) -> None:
+        """Its engine reports an attempt that a former owner sent, if there is one."""
+        returns = self.ctx.scheduler.returns
+        self.feed(await returns.later_attempt(self.arrival.request, LATER_ATTEMPT_S))
+
     def _timer_fired(self) -> None:
         self._timer = None
         self._strike_out()
@@ -392,6 +400,9 @@ class RequestSession:
 
     def _await_ownership(self, effect: do.AwaitOwnership) -> None:
         self.ctx.spawn(self._guarded(self._until_owned))
+
+    def _find_later_attempt(self, effect: do.FindLaterAttempt) -> None:
+        self.ctx.spawn(self._guarded(self._until_found))
 
     def _set_timer(self, effect: do.SetTimer) -> None:
         loop = asyncio.get_running_loop()
@@ -497,6 +508,7 @@ class RequestSession:
 _CARRY_OUT: dict[type, Callable[[RequestSession, Any], None]] = {
     do.AwaitCapacity: RequestSession._start_waiting,
     do.AwaitOwnership: RequestSession._await_ownership,
+    do.FindLaterAttempt: RequestSession._find_later_attempt,
     do.SetTimer: RequestSession._set_timer,
     do.StopWaiting: RequestSession._stop_waiting,
     do.RecordEnd: RequestSession._record_end,

@@ -11,7 +11,8 @@ class LiveRequest:
     ended; `delivered`: the tokens delivered then. `envelopes`: holders that may have its
     envelope. `newest`: the last attempt that engines or holders know, which a former owner may not
     have written. `claimed_at`: position of our event that its client returned, 0 for none, and
-    `claimed` the tokens which that client had. `lineage`: what its attempts left, by engine."""
+    `claimed` the tokens which that client had. `found`: the last attempt of a former owner that was
+    found by its engine's report. `lineage`: what its attempts left, by engine."""
 
     __slots__ = (
         "arrival",
@@ -22,6 +23,7 @@ class LiveRequest:
         "delivered",
         "envelopes",
         "failure",
+        "found",
         "incarnation",
         "lineage",
         "newest",
@@ -31,7 +33,7 @@ class LiveRequest:
 
     def __init__(self, arrival: Arrival, is_adopted: bool = False) -> None:
         self.arrival = arrival
-        self.attempt = self.newest = 0
+        self.attempt = self.newest = self.found = 0
         self.avoid: tuple[str, ...] = ()
         self.worker = ""
         self.incarnation = 0

@@ -29,7 +29,7 @@ from relume.events.vocabulary.enums import (
 from relume.policies.health.health_life import is_quarantined
 from relume.policies.state import coverage
 from relume.policies.state.fleet import Fleet
-from relume.policies.state.lifecycles.stream_resumption import newest_attempt
+from relume.policies.state.lifecycles.stream_resumption import later_attempts, newest_attempt
 
 log = structlog.get_logger("relume.returns")
 
@@ -202,6 +202,31 @@ class StreamResumptions:
         except TimeoutError:
             return Owned(False, late=True)
         return Owned(False)
+
+    async def later_attempt(self, request: str, timeout_s: float) -> Owned:
+        """Wait for an attempt of a stream of ours which a former owner sent and did not write before
+        it died, or before we took the stream: its engine reports it."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (live := self._live.get(request)) is not None:
+                    if (left := self._later(live)) is not None:
+                        return Owned(True, left, self._is_doubted(live))
+                    await self._changed()
+        except TimeoutError:
+            return Owned(True)
+        return Owned(False)
+
+    def _later(self, live: LiveRequest) -> Assignment | None:
+        fleet, name = self._decisions.view.fleet, live.arrival.request
+        written = fleet.requests[name].attempt if name in fleet.requests else live.attempt
+        later = list(later_attempts(fleet, name, max(written, live.found)))
+        if not later:
+            return None
+        live.found, worker = max(later, key=lambda found: found[0])
+        live.newest = max(live.newest, live.found)
+        live.begin_attempt(live.found, worker.name, worker.incarnation)
+        log.info("attempt_found", request=name, worker=worker.name, attempt=live.found)
+        return self._where(live)
 
     def _taken(self, live: LiveRequest) -> Owned:
         self._look_up(live)

@@ -3,7 +3,7 @@
 Effects that are answered come last in their batch: `Accept` by `Accepted` or `NotAccepted`, `Admit`
 by `Admitted`, `Enqueued` or `Rejected`, `Assign` by `Assigned`, `NoWorker` or `Rejected`,
 `LocateEnvelope` by `EnvelopeKnown`, all at once; `Open` at once or later by `Connected` or
-`ConnectFailed`, `AwaitCapacity` by `CapacityKnown`, `AwaitOwnership` by `Owned`, `SetTimer` by
+`ConnectFailed`, `AwaitCapacity` by `CapacityKnown`, `AwaitOwnership` and `FindLaterAttempt` by `Owned`, `SetTimer` by
 `TimerFired`, `AwaitDelivery` by `Delivered` or `ClientGone`.
 """
 
@@ -56,6 +56,10 @@ class LocateEnvelope(Effect, frozen=True):
 
 class AwaitOwnership(Effect, frozen=True):
     """Wait until the log has decided which replica serves the stream."""
+
+
+class FindLaterAttempt(Effect, frozen=True):
+    """Wait for an attempt of the stream that its former owner sent and did not write."""
 
 
 class SetTimer(Effect, frozen=True):

@@ -156,7 +156,9 @@ class Relaying(Attempt, frozen=True):
 
 class Adopting(State, frozen=True):
     """The stream was another replica's; the log has not said yet that it is ours, nor where it
-    runs."""
+    runs. `is_ours`: the log has said that, and an engine may yet report where it runs."""
+
+    is_ours: bool = False
 
 
 class Detached(State, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,51 +186,88 @@ def test_a_client_that_returns_to_what_we_let_go_of_gets_one_end() -> None:
     assert [type(event) for event in late.written] == [v.ClientReturned]
 
 
+class NewOwner:
+    """Our replica takes "q1" from r1, which sent it to w0. `reports` come from engines, one at each
+    time that it waits for the log."""
+
+    def __init__(self, *reports: tuple[str, Any]) -> None:
+        self.story = story = Story()
+        story.worker("w0")
+        story.worker("w1")
+        story.replica("r1")
+        story.replica("r0")
+        story.tell("r.r1", arrived(), decided())
+        self.reports = list(reports)
+        self.lost: list[Any] = []
+        self.live: dict[str, LiveRequest] = {}
+        view = SimpleNamespace(fleet=story.fleet, stream=OURS)
+        decisions: Any = SimpleNamespace(
+            view=view, boot="b1", emit=self.emit, decision_id=lambda: "d"
+        )
+        self.returns = StreamResumptions(
+            decisions, self.live, lambda *given: self.lost.append(given), self.changed, lambda: 0
+        )
+
+    def emit(self, event: Any) -> int:
+        self.story.tell(OURS, event)
+        return self.story.fleet.streams[OURS].position
+
+    async def changed(self) -> None:
+        if not self.reports:
+            await asyncio.Event().wait()
+        self.story.tell(*self.reports.pop(0))
+
+    def adopt(self) -> None:
+        arrival = Arrival(
+            request="q1", model="m", route="/v1/completions", stream=True, prompt_tokens=1,
+            max_tokens=9, verdict="exact",
+        )  # fmt: skip
+        self.returns.adopt(arrival, 5, 0)
+
+
 @pytest.mark.parametrize("runs", [True, False])
 async def test_a_new_owner_uses_no_number_of_an_attempt_that_was_not_written(runs: bool) -> None:
     """The former one sent attempt 2 to w1, and was killed before it wrote that."""
-    story = Story()
-    story.worker("w0")
-    story.worker("w1")
-    story.replica("r1")
-    story.replica("r0")
-    story.tell("r.r1", arrived(), decided())
-    story.tell("w.w1", engine_step(queued(attempt=2)))
+    owner = NewOwner()
+    owner.story.tell("w.w1", engine_step(queued(attempt=2)))
     if not runs:
-        story.tell("w.w0", died())
-    lost: list[Any] = []
-    view = SimpleNamespace(fleet=story.fleet, stream=OURS)
-
-    def emit(event: Any) -> int:
-        story.tell(OURS, event)
-        return story.fleet.streams[OURS].position
-
-    decisions: Any = SimpleNamespace(view=view, boot="b1", emit=emit, decision_id=lambda: "d")
-
-    async def changed() -> None:
-        raise AssertionError("the log has the claim already")
-
-    live: dict[str, LiveRequest] = {}
-    returns = StreamResumptions(
-        decisions, live, lambda *given: lost.append(given), changed, lambda: 0
-    )
-    arrival = Arrival(
-        request="q1", model="m", route="/v1/completions", stream=True, prompt_tokens=1,
-        max_tokens=9, verdict="exact",
-    )  # fmt: skip
-    returns.adopt(arrival, 5, 0)
-    owned = await returns.owned("q1", 1.0)
-    left = owned.left
+        owner.story.tell("w.w0", died())
+    owner.adopt()
+    owned = await owner.returns.owned("q1", 1.0)
+    left, live = owned.left, owner.live["q1"]
     assert owned.ours and not owned.doubted
     if runs:
         assert left is not None and (left.worker, left.attempt) == ("w0", 1)
-        assert live["q1"].attempt == 1 and lost == []
-        live["q1"].lose_attempt()
+        assert live.attempt == 1 and owner.lost == []
+        live.lose_attempt()
     else:
-        assert left is None and [given[:3] for given in lost] == [
+        assert left is None and [given[:3] for given in owner.lost] == [
             ("q1", 1, TransportKind.ENGINE_DEAD)
         ]
-    assert live["q1"].attempt == 2, "the next one is the third"
+    assert live.attempt == 2, "the next one is the third"
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_new_owner_finds_an_attempt_that_was_not_written(known: bool) -> None:
+    """Its engine reports it, before or after the stream is ours: composed 90561."""
+    report = ("w.w1", engine_step(queued(attempt=2)))
+    owner = NewOwner(*[report][known:])
+    if known:
+        owner.story.tell(*report)
+    owner.adopt()
+    await owner.returns.owned("q1", 1.0)
+    owner.live["q1"].lose_attempt()
+    found = await owner.returns.later_attempt("q1", 10.0)
+    assert found.ours and found.left is not None
+    assert (found.left.worker, found.left.attempt, found.left.mode) == ("w1", 2, "attach")
+    owner.live["q1"].lose_attempt()
+    again = await owner.returns.later_attempt("q1", 0.01)
+    assert again.ours and again.left is None, "it was tried already"
+
+
+async def test_a_new_owner_does_not_wait_for_a_stream_that_is_taken_from_it() -> None:
+    owner = NewOwner()
+    assert not (await owner.returns.later_attempt("q1", 10.0)).ours
 
 
 def moving(story: Story, stream: str = OURS) -> bool:

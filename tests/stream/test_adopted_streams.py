@@ -61,6 +61,42 @@ def test_tokens_that_a_worker_repeated_continue_a_stream_of_which_it_lacks_the_r
     assert b"x-relume-resume: continue 2\r\n" in request.only(do.Send).head
 
 
+def sampled_without_its_engine() -> OneRequest:
+    """Adopted, sampled without a seed; the attempt of which the log has is not at its worker."""
+    request = OneRequest(resumable=True, adopted=True, verdict="sampled")
+    request.feed(e.Adopted((2, 0)), e.Owned(True, request.assignment("new")), e.Connected(()))
+    request.feed(e.Head(404, {}))
+    assert request.only(do.RecordFailure).kind == TransportKind.DETACHED
+    assert request.only(do.FindLaterAttempt)
+    return request
+
+
+def test_a_stream_that_its_former_owner_moved_unwritten_continues_where_an_engine_reports_it() -> (
+    None
+):
+    """Composed 90561: a worker drained, and the replica died before it wrote where it had sent the
+    stream."""
+    request = sampled_without_its_engine()
+    later = request.assignment("attach")
+    request.feed(e.Owned(True, later))
+    assert request.only(do.Open).to == later
+    request.feed(e.Connected(()))
+    request.feed(e.Head(404, {}))
+    request.feed(e.Owned(True))
+    failed = request.only(do.Fail)
+    assert (failed.status, failed.code) == (502, "stream_lost")
+
+
+def test_its_client_may_leave_while_engines_are_waited_for() -> None:
+    request = sampled_without_its_engine()
+    request.feed(e.ClientGone(), e.Owned(True))
+    assert request.machine.state == s.Detached(None), "it waits for its client"
+    request.feed(e.ClientReturned((2, 0)))
+    assert request.only(do.FindLaterAttempt)
+    request.feed(e.ClientGone(), e.GraceOver())
+    assert request.only(do.RecordEnd).status == 499, "it is ours: the log gets its end"
+
+
 def test_a_client_that_returns_twice_loses_no_token_that_was_known_before() -> None:
     """The worker had repeated one of three when the client returned again."""
     request = OneRequest(resumable=True, verdict="sampled")

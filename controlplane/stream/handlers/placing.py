@@ -9,7 +9,6 @@ from relume.controlplane.stream.error_codes import NO_LOG, NO_WORKER, NOT_COMPAR
 from relume.controlplane.stream.handlers.endings import (
     NO_ENVELOPE,
     NOT_SENT,
-    UNREPEATABLE,
     declined_by_all,
     fail,
 )
@@ -19,6 +18,7 @@ from relume.controlplane.stream.stream_effects import (
     Admit,
     Assign,
     AwaitCapacity,
+    FindLaterAttempt,
     LocateEnvelope,
     Open,
     RecordFailure,
@@ -39,6 +39,7 @@ from relume.controlplane.stream.stream_events import (
     TimerFired,
 )
 from relume.controlplane.stream.stream_states import (
+    Adopting,
     BackingOff,
     Connecting,
     Counting,
@@ -86,7 +87,8 @@ def proceed(
     if stream.is_doubted and stream.have > (0, 0):
         return fail(stream, state, 502, NOT_COMPARED)
     if not is_exact:
-        return fail(stream, state, 502, UNREPEATABLE)
+        stream.effects.append(FindLaterAttempt())
+        return Adopting(is_ours=True)
     stream.effects.append(LocateEnvelope())
     return Locating(cause, must_pause)
 

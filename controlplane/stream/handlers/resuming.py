@@ -17,8 +17,10 @@ from relume.controlplane.stream.errors import IllegalEvent
 from relume.controlplane.stream.handlers.attempts import hand_over, lose
 from relume.controlplane.stream.handlers.endings import (
     NO_CLIENT,
+    UNREPEATABLE,
     drop_plan,
     end,
+    fail,
     leave,
     let_go,
     release,
@@ -178,6 +180,8 @@ def on_owned(stream: Stream, state: Adopting, event: Owned, now: float) -> State
         if left is not None:
             release(stream, left)  # its failure is recorded
             left = None
+    if state.is_ours and left is None:
+        return fail(stream, state, 502, UNREPEATABLE)
     if stream.is_absent:
         return Detached(left)
     return _go_on(stream, Detached(None), left, now)
@@ -231,7 +235,7 @@ def _leave_unattended(
 def on_grace_over(stream: Stream, state: State, event: GraceOver, now: float) -> State:
     if not stream.is_absent:
         raise IllegalEvent(state, event)
-    if isinstance(state, Adopting):
+    if isinstance(state, Adopting) and not state.is_ours:
         return let_go(stream, state)  # the log has not said yet that it is ours
     seconds = stream.limits.resume.grace_s
     stream.effects.append(RecordTimer(TimerKind.GRACE))

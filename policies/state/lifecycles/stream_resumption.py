@@ -8,12 +8,12 @@ ends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from relume.events import vocabulary as v
 from relume.policies.state.account import key_of
-from relume.policies.state.fleet import Fleet, Request
+from relume.policies.state.fleet import Fleet, Request, Worker
 from relume.policies.state.lifecycles.request_life import Input, follows
 
 UNWRITTEN_ATTEMPTS = 8
@@ -30,10 +30,16 @@ def newest_attempt(fleet: Fleet, request: str, written: int) -> int:
         covered = site.covered.get(request)
         if covered is not None and newest < covered.attempt <= limit:
             newest = covered.attempt
-    keys = [(n, key_of(request, n)) for n in range(written + 1, limit + 1)]
+    return max([newest, *(n for n, _ in later_attempts(fleet, request, written))])
+
+
+def later_attempts(fleet: Fleet, request: str, after: int) -> Iterator[tuple[int, Worker]]:
+    """The attempts of `request` with a number above `after` that an engine runs, or that a former
+    owner wrote after another replica had taken the stream."""
+    numbers = range(after + 1, after + UNWRITTEN_ATTEMPTS + 1)
+    keys = [(n, key_of(request, n)) for n in numbers]
     for worker in fleet.workers.values():
-        newest = max([newest, *(n for n, key in keys if key in worker.attempts)])
-    return newest
+        yield from ((n, worker) for n, key in keys if key in worker.attempts)
 
 
 def orphan(fleet: Fleet, request: Request) -> None:
