@@ -57,7 +57,7 @@ _FLIPPED = "weights-flipped"
 _UNSEEN = "weights-flipped-unseen"
 """Drawn separately too, with cross-checks of all requests, which find it."""
 
-_UNREADABLE = "record-unreadable"
+_UNREADABLE, _GARBLED = "record-unreadable", "reports-unreadable"
 _TERMINATE = "agent-terminate"
 
 _PATHS = (
@@ -69,8 +69,8 @@ _PATHS = (
 """Drawn by `paths_to_etcd`."""
 
 _APART = (
-    SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN, _UNREADABLE, _TERMINATE,
-    *_PATHS,
+    SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN, _UNREADABLE, _GARBLED,
+    _TERMINATE, *_PATHS,
 )  # fmt: skip
 
 _IN_RECOVERY = (
@@ -89,6 +89,7 @@ _AMOUNTS = {
     "cpu-limit": (0.05, 0.9), "gateway-cpu-limit": (0.05, 0.9), "clock-back": (1, 7200),
     "frame-lost": (0.02, 0.3), "frame-repeated": (0.02, 0.3),
     "dispatch-refused": (0.05, 0.9), "answer-broken": (0.05, 0.9), "engine-errors": (0.3, 1.0),
+    _GARBLED: (0.05, 1.0),
 }  # fmt: skip
 _OF_ALL = frozenset(
     "worker-slow dram-budget stream-loss stream-duplicate stream-reorder block-corrupt "
@@ -136,6 +137,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *while_away,
         *_nobody_left(seed, without),
         *_unreadable(seed, without),
+        *_garbled(seed, fleet, without),
         *_terminated(seed, without),
         *_stuck(seed, fleet, without),
         *flipped,
@@ -409,6 +411,14 @@ def _unreadable(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
     if rng.random() >= 1 / 12 or _UNREADABLE in without:
         return ()
     return (Fault(what=_UNREADABLE, when=When(at_s=at_s), target="any"),)
+
+
+def _garbled(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of fifteen seeds, an agent cannot read reports of its engine. Drawn separately, as above."""
+    rng = Random(f"compose-garbled:{seed}")
+    if rng.random() >= 1 / 15 or _GARBLED in without:
+        return ()
+    return (_fault(_GARBLED, FAULTS[_GARBLED], fleet, rng),)
 
 
 def _terminated(seed: int, without: Collection[str]) -> tuple[Fault, ...]:

@@ -71,6 +71,12 @@ FAULTS: Mapping[str, FaultKind] = {
     "record-unreadable": FaultKind(
         about="an agent writes a record that nobody can read", target="worker"
     ),
+    "reports-unreadable": FaultKind(
+        about="an agent cannot read what its engine reports of its steps",
+        target="worker",
+        lasts="must",
+        amount=("share", 1.0),
+    ),
     "rank-kill": FaultKind(
         about="one rank of a tensor-parallel engine dies",
         target="worker",

@@ -35,6 +35,7 @@ from relume.engine_shim.agent.journal import FLUSH_TIMEOUT_S, Journal
 from relume.engine_shim.agent.life import Agent
 from relume.engine_shim.agent.stream_ownership.takeover import free_stream
 from relume.engine_shim.agent.stream_reader import FleetReader
+from relume.engine_shim.agent.unread_reports import UnreadReports
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
 from relume.events.log.errors import RelumeError
@@ -55,6 +56,7 @@ SILENT = dict.fromkeys(
     ("steps", "turns", "step_age_us", "cpu_us", "wait_us", "front_us", "running", "waiting"), 0
 ) | {"expected_us": -1}
 """The page of an engine that counts no steps on it."""
+STEP = b"\xadengine_step/1"
 TAGS = (
     b"effects_decided/1", b"checkpoints_released/1", b"checkpoints_voided/1", b"detail_decided/1",
     b"feature_level_raised/1",
@@ -172,9 +174,14 @@ class EngineHandle:
 class Reports:
     """The report socket: reports of one engine incarnation to its agent."""
 
-    def __init__(self, process: Process, journal: Journal, disorder: Disorder) -> None:
+    def __init__(
+        self, process: Process, journal: Journal, disorder: Disorder, host: AgentHost
+    ) -> None:
         self._process = process
         self._journal = journal
+        self._unread = UnreadReports(journal)
+        self._host = host
+        self._garbled = 0.0
         self._delay_s = disorder.report_delay_ms / 1e3
         self._report_limit = disorder.kept_reports or REPORT_LIMIT
         self._waiting: deque[bytes] = deque()
@@ -198,14 +205,21 @@ class Reports:
 
     def begin(self, incarnation: int) -> None:
         """An engine lives."""
+        self._unread.begin(incarnation)
 
     def end(self) -> None:
         """The engine is dead: all its reports are here, but for those that are delayed."""
         self._again()
         self._waiting.clear()
+        self._unread.end()
 
     def _take(self, record: bytes) -> None:
         self._coming -= 1
+        self._garbled += self._host.garbling if record.startswith(STEP, 1) else 0.0
+        if self._garbled >= 1.0:
+            self._garbled -= 1.0
+            self._unread.note("malformed record")
+            return
         if self._waiting or not self._journal.step(record):
             self._waiting.append(record)
             if self._retry is None:
@@ -351,6 +365,7 @@ class AgentHost(Protocol):
     settings: WorkerSettings
     feed: Feed
     engine: EngineProcess | None
+    garbling: float
 
     async def start_engine(self, order: EngineOrder) -> EngineHandle:
         """Start the next engine, which loads for a while."""
@@ -393,7 +408,7 @@ class SimAgent(Agent):
             self.host.net.serve(board.address, self.process, board)
             self._addresses = "", board.address
             self._register(journal, died)
-            reports = self.reports = Reports(self.process, journal, disorder)
+            reports = self.reports = Reports(self.process, journal, disorder, self.host)
             await self._supervise(journal, reports, board)
 
     async def _bury_orphan(self) -> EngineDied | None:

@@ -390,6 +390,15 @@ class Faults(LogFaults):
         if not agent.process.context.run(journal.step, self._random.choice(UNREADABLE)):
             raise CannotStrike(f"the log takes nothing of {target} now")
 
+    def _reports_unreadable(self, planned: PlannedFault, target: str) -> Undo:
+        host = self._fleet.hosts[target]
+        host.garbling = planned.amount or 0.0
+
+        def undo() -> None:
+            host.garbling = 0.0
+
+        return undo
+
     def _answer_broken(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]
         host.breaking = planned.amount or 0.0

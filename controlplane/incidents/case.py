@@ -14,7 +14,7 @@ from relume.controlplane.replay.rendering import brief
 from relume.events.log.entries import Entry
 from relume.events.vocabulary.enums import FailureClass, HealthState
 
-MILD = (FailureClass.ERRORS, FailureClass.UNREACHABLE)
+MILD = (FailureClass.REPORTS, FailureClass.ERRORS, FailureClass.UNREACHABLE)
 """Classes whose evidence comes piece by piece, and may pause."""
 SAME_FAILURE_MS = 30_000
 """Mild evidence that follows earlier mild evidence within this time is of the same failure."""
@@ -32,6 +32,7 @@ _SEVERITY = {
         (
             FailureClass.NONE,
             FailureClass.SLOW,
+            FailureClass.REPORTS,
             FailureClass.ERRORS,
             FailureClass.UNREACHABLE,
             FailureClass.CRASH,

@@ -53,6 +53,8 @@ def _what(record: IncidentInfo) -> str:
             return f"{name} failed requests ({reason})"
         case FailureClass.SLOW:
             return f"{name} was slow ({reason})"
+        case FailureClass.REPORTS:
+            return f"reports of {name}'s engine could not be read ({reason})"
         case FailureClass.CORRUPTION:
             return f"{name} computed wrong results ({reason})"
         case _:

@@ -67,6 +67,7 @@ class WorkerFailures:
             v.EngineDied: self._on_died,
             v.EngineHung: self._on_hung,
             v.EngineRecovered: self._on_recovered,
+            v.ReportsDropped: self._on_reports_dropped,
             v.StallJudged: self._on_stall_judged,
             v.StreamJudged: self._on_stream_judged,
             v.WorkerSuspected: self._on_suspected,
@@ -288,6 +289,12 @@ class WorkerFailures:
 
     def _on_recovered(self, entry: Entry, event: v.EngineRecovered) -> None:
         self._acquit(entry, event.worker, event.incarnation, AGENT)
+
+    def _on_reports_dropped(self, entry: Entry, event: v.ReportsDropped) -> None:
+        worker, incarnation = event.worker, event.incarnation
+        case = self.evidence(entry, worker, incarnation, FailureClass.REPORTS, event.reason, False)
+        if case is not None:
+            case.link(entry)
 
     def _on_deregistered(self, entry: Entry, event: v.WorkerDeregistered) -> None:
         """It leaves on purpose: what failed before does not come back."""

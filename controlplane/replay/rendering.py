@@ -546,6 +546,14 @@ def _hung(event: v.EngineHung) -> list[str]:
     return lines
 
 
+def _reports_dropped(event: v.ReportsDropped) -> list[str]:
+    engine = f"{event.worker}:{event.incarnation}"
+    what = (
+        f"the agent dropped {_count(event.count, 'report')} of the engine {engine}: {event.reason}"
+    )
+    return [what, "it reads no more of the process that sent them"] if event.muted else [what]
+
+
 _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.RequestArrived: _arrived,
     v.RouteDecided: _decided,
@@ -571,6 +579,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.CrossChecked: _cross_checked,
     v.CanaryReported: _canary,
     v.CanaryValuesDecided: _canary_values,
+    v.ReportsDropped: _reports_dropped,
     v.EngineRecovered: lambda e: [
         f"the engine {e.worker}:{e.incarnation} recovered after {e.hung_us / 1e6:.1f} s"
     ],

@@ -70,7 +70,13 @@ PROMISES = {
     "I9": Promise(
         "Nothing is sent to an open breaker, at most k requests to a half-open one, "
         "and cross-checks only to idle engines that count.",
-        ("wrong-answers", "engine-stopped", "wrong-weights", "wrong-weights-unseen"),
+        (
+            "wrong-answers",
+            "engine-stopped",
+            "wrong-weights",
+            "wrong-weights-unseen",
+            "reports-unreadable",
+        ),
     ),
     "I10": Promise(
         "Recovery ends within its bound.",
@@ -157,7 +163,7 @@ PROMISES = {
     "I21": Promise(
         "What the fold holds is what engines, state daemons, gateways and etcd have, "
         "and its sums and indexes hold.",
-        ("storm", "disk-full", "blocks-corrupt", "clients-return"),
+        ("storm", "disk-full", "blocks-corrupt", "clients-return", "reports-unreadable"),
     ),
     "I22": Promise(
         "No request fails that a worker could have served within its wait, and no kept stream is refused.",

@@ -10,7 +10,8 @@ death in the log, and nothing of it after.
 
 Garbage: a stranger's connection is closed. A connection that said hello as the present
 engine is never closed for what it sends, since EOF would end the engine: a bad frame is
-dropped, and when framing itself is lost the connection is muted and stays a lifeline.
+dropped, and when framing itself is lost the connection is muted and stays a lifeline. What is
+dropped by the engine's fault becomes a fact of the log (`unread_reports`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.journal import MAX_RECORD_BYTES, RETRY_S, Journal
+from relume.engine_shim.agent.unread_reports import UnreadReports
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
 from relume.events.log.codec import decode, encode
@@ -55,18 +58,29 @@ def is_step(record: bytes) -> bool:
     return record[:1] >= b"\x90" and record[:1] <= b"\x9f" and record.startswith(_STEP_TAGS, 1)
 
 
-def readable(record: bytes, level: int) -> tuple[bytes, str]:
-    """`record` as readers of a log of that feature level can read it; or why they cannot."""
+class Readable(NamedTuple):
+    """A record as readers of the log can read it; empty if they cannot, and then `why`, and whether
+    the engine `is_at_fault`."""
+
+    record: bytes
+    why: str = ""
+    is_at_fault: bool = False
+
+
+def readable(record: bytes, level: int) -> Readable:
+    """`record` for a log of that feature level."""
+    if len(record) > MAX_RECORD_BYTES:
+        return Readable(b"", f"step record of {len(record)} bytes", True)
     try:
         event = decode(record)
     except LogError as error:
-        return b"", str(error)
+        return Readable(b"", str(error), True)
     if is_newer(type(event)) and level_of(event) > level:
         event = lowered(event, level)
         if event is None:
-            return b"", f"its tag is above feature level {level} of the fleet"
-        return encode(event), ""
-    return record, ""
+            return Readable(b"", f"its tag is above feature level {level} of the fleet")
+        return Readable(encode(event))
+    return Readable(record)
 
 
 class ReportServer:
@@ -87,6 +101,7 @@ class ReportServer:
         self.on_ready: Callable[[Ready], None] = lambda _ready: None
         self.on_layout: Callable[[Layout], None] = lambda _layout: None
         self.frames_dropped = 0
+        self._unread = UnreadReports(journal)
 
     async def __aenter__(self) -> ReportServer:
         for stale in (self._path, *self._path.parent.glob(f"{self._path.name}.*.alive")):
@@ -106,6 +121,7 @@ class ReportServer:
     def begin(self, incarnation: int) -> None:
         """Accept the processes of this incarnation; those that connected early waited."""
         self._incarnation = incarnation
+        self._unread.begin(incarnation)
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def end(self) -> None:
@@ -114,6 +130,7 @@ class ReportServer:
         for connection in list(self._connections):
             connection.drain()
             connection.close()
+        self._unread.end()
         self._incarnation = 0
 
     def _accept(self) -> None:
@@ -186,13 +203,12 @@ class _Connection:
         journal = self._server._journal
         for index, payload in enumerate(payloads):
             if self._hello is not None and is_step(payload):
-                if len(payload) > MAX_RECORD_BYTES:
-                    self._drop(f"step record of {len(payload)} bytes")
-                    continue
-                record, why = readable(payload, journal.feature_level)
-                if why:
-                    self._drop(why)
-                elif not journal.step(record):
+                found = readable(payload, journal.feature_level)
+                if not found.record:
+                    self._drop(found.why)
+                    if found.is_at_fault:
+                        self._server._unread.note(found.why)
+                elif not journal.step(found.record):
                     # The log is full: stop reading, so the engine fills its own buffer,
                     # drops, and counts in its next record what was lost.
                     self._refused = payloads[index:]
@@ -251,6 +267,7 @@ class _Connection:
             self._garbage(detail)
         else:
             self._drop(detail)
+            self._server._unread.note(detail)
 
     def _drop(self, detail: str) -> None:
         self._server.frames_dropped += 1
@@ -264,6 +281,7 @@ class _Connection:
             self.close()
         else:
             self._muted = True
+            self._server._unread.note(detail, muted=True)
             self._logger.error("report connection muted: framing lost", pid=self._pid, why=detail)
 
     def drain(self) -> None:

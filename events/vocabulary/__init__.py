@@ -102,6 +102,7 @@ from relume.events.vocabulary.worker_events import (
     EngineStarted,
     EngineStep,
     PrefixBlocksChanged,
+    ReportsDropped,
     StreamResumed,
     StreamsReported,
     WorkerDeregistered,
@@ -118,6 +119,7 @@ WORKER_EVENTS = (
     | EngineDied
     | EngineHung
     | EngineRecovered
+    | ReportsDropped
     | EngineRestartScheduled
     | EngineStep
     | EffectApplied

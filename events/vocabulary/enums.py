@@ -304,6 +304,8 @@ class FailureClass(Word):
     """Its steps take several times those of its class: a throttled GPU, a busy host."""
     CORRUPTION = "corruption"
     """It answers, and what it computes is wrong."""
+    REPORTS = "reports"
+    """Its engine reports what cannot be read: nobody knows its load."""
 
 
 class FailedPart(Word):

@@ -119,6 +119,21 @@ class EngineHung(Event, frozen=True, tag="engine_hung/1", kw_only=True):
     """File on its host with the stacks of all its threads; empty: they could not be had."""
 
 
+class ReportsDropped(Event, frozen=True, tag="reports_dropped/1", kw_only=True):
+    """The agent dropped what its engine reported, because readers of the log could not read it. At
+    most one a second."""
+
+    worker: str
+    incarnation: int
+    count: int
+    """Reports dropped since the last such event of this engine."""
+    reason: str
+    """Why the last of them was dropped."""
+    muted: bool = False
+    """A process of the engine sends what cannot be cut into reports: the agent reads no more of
+    it."""
+
+
 class EngineRecovered(Event, frozen=True, tag="engine_recovered/1"):
     """An engine that its agent found hung takes turns again."""
 

@@ -8,7 +8,8 @@ that was owed, so each is owed once; a new leader owes again what its predecesso
 
 Evidence against a worker is a wrong answer of its engine, a stream that got stuck there, a
 connection that failed as those to dead engines do, a judged hang, a death, a lapsed lease, slow
-steps, a wrong answer to a canary, and an answer that other engines contradict. No evidence is: a 4xx,
+steps, reports that cannot be read, a wrong answer to a canary, and an answer that other engines
+contradict. No evidence is: a 4xx,
 a client that left, an announced overload (429, 503), our own error, and a request that ended as its
 client's fault, with all that it did to workers before.
 
@@ -40,7 +41,7 @@ from relume.policies.crosscheck import disputes
 from relume.policies.health import canary_evidence, cross_check_evidence, pace
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_settings import MOST_ERRORS
-from relume.policies.health.health_state import WorkerHealth
+from relume.policies.health.health_state import DroppedReports, WorkerHealth
 from relume.policies.health.judgement import FADE_WINDOWS, Review, is_slow_v1
 from relume.policies.health.worker_reviews import (
     all_know,
@@ -189,7 +190,7 @@ def _begin(worker: Worker) -> None:
     health.incarnation = worker.incarnation
     health.failures, health.hung_for, health.probes = {}, {}, {}
     health.forgiven = {}
-    health.slow = health.earlier = health.succeeded = UNSET
+    health.slow = health.earlier = health.succeeded = health.dropped = UNSET
     health.doubt, health.until = FailureClass.NONE, -1
     health.failed, health.passes = False, 0
 
@@ -206,6 +207,19 @@ def _on_recovered(fleet: Fleet, stream: str, epoch: int, event: v.EngineRecovere
     if (about := find_about(fleet, stream[2:], event.incarnation)) is not None:
         worker, health = about
         health.hung_for.pop(AGENT, None)
+        review_worker(fleet, worker)
+
+
+def _on_dropped(fleet: Fleet, stream: str, epoch: int, event: v.ReportsDropped) -> None:
+    """Its agent cannot read what it reports: what is known of its load may be wrong."""
+    if (about := find_about(fleet, stream[2:], event.incarnation)) is not None:
+        worker, health = about
+        if isinstance(dropped := health.dropped, UnsetType):
+            dropped = health.dropped = DroppedReports()
+        dropped.count[fleet.tick] = dropped.count.get(fleet.tick, 0) + event.count
+        while len(dropped.count) > MOST_ERRORS:
+            del dropped.count[next(iter(dropped.count))]
+        dropped.reason, dropped.is_muted = event.reason, dropped.is_muted or event.muted
         review_worker(fleet, worker)
 
 
@@ -308,6 +322,10 @@ def _fade_evidence(fleet: Fleet, worker: Worker, health: WorkerHealth, window_ti
         health.earlier = {r: at for r, at in earlier.items() if at > oldest} or UNSET
     if health.forgiven and min(health.forgiven.values()) <= begin:
         health.forgiven = {r: at for r, at in health.forgiven.items() if at > begin}
+    if not isinstance(dropped := health.dropped, UnsetType):
+        dropped.count = {at: count for at, count in dropped.count.items() if at > begin}
+        if not dropped.count and not dropped.is_muted:
+            health.dropped = UNSET
     if health.trips and health.state == HealthState.HEALTHY:
         if fleet.tick - health.since > FADE_WINDOWS * window_ticks:
             health.trips = 0
@@ -378,6 +396,7 @@ HANDLERS: dict[type, Handler] = {
     v.EngineDied: _on_engine,
     v.EngineHung: _on_hung,
     v.EngineRecovered: _on_recovered,
+    v.ReportsDropped: _on_dropped,
     v.CrossCheckDecided: cross_check_evidence.on_begun,
     v.CrossChecked: cross_check_evidence.on_checked,
     v.CanaryReported: canary_evidence.on_canary,

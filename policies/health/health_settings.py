@@ -17,7 +17,9 @@ class HealthConfig(Struct, frozen=True, kw_only=True):
     """Breakers and suspects. A breaker opens after `errors` different requests failed on the worker
     within `window_ticks`; it holds for `hold_ticks`, twice as long each further time up to
     `longest_ticks`, each with a jitter; then `passes` of at most `probes` requests at once must
-    succeed. No breaker opens while more than `share_percent` of a model's workers fail."""
+    succeed. No breaker opens while more than `share_percent` of a model's workers fail. A worker gets
+    no requests if reports of its engine could not be read in `dropped_ticks` of the ticks within
+    `window_ticks`."""
 
     errors: Annotated[
         int,
@@ -63,6 +65,16 @@ class HealthConfig(Struct, frozen=True, kw_only=True):
             le=100_000,
         ),
     ] = 250
+    dropped_ticks: Annotated[
+        int,
+        option(
+            "Number of ticks with unreadable reports of an engine, from which its worker gets no "
+            "requests (0: never)",
+            unit="ticks",
+            ge=0,
+            le=MOST_ERRORS,
+        ),
+    ] = 3
     price_percent: Annotated[
         int,
         option(

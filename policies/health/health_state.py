@@ -7,6 +7,15 @@ from msgspec import UNSET, Struct, UnsetType, field
 from relume.events.vocabulary.enums import FailureClass, HealthState
 
 
+class DroppedReports(Struct, kw_only=True):
+    """What the agent dropped of the engine's reports, within the window: how many (`count`) by tick,
+    and why the last. `is_muted`: one of its processes is not read any more."""
+
+    count: dict[int, int] = field(default_factory=dict)
+    reason: str = ""
+    is_muted: bool = False
+
+
 class WorkerHealth(Struct, kw_only=True):
     """The health of a worker (`relume.policies.health`): what the leader decided, and the evidence.
 
@@ -19,9 +28,10 @@ class WorkerHealth(Struct, kw_only=True):
     `succeeded`: tick of the last request that ended well there while failures counted. `trips`
     counts how often its breaker opened in a row. Of a breaker that is half
     open: `probes` under way, `passes`, whether one `failed`, and the decisions of each replica when
-    its turn began. `slow`: see `relume.policies.health.pace`. Of a quarantine: `condemned` is the
-    incarnation that it was decided about, `quarantined` the last one that is wrong by the values in force,
-    `released_by` the operator who ended it.
+    its turn began. `dropped`: reports that nobody could read. `slow`: see
+    `relume.policies.health.pace`. Of a quarantine: `condemned` is the incarnation that it was decided
+    about, `quarantined` the last one that is wrong by the values in force, `released_by` the operator
+    who ended it.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -51,6 +61,7 @@ class WorkerHealth(Struct, kw_only=True):
     released_by: str | UnsetType = UNSET
     earlier: dict[str, int] | UnsetType = UNSET
     succeeded: int | UnsetType = UNSET
+    dropped: DroppedReports | UnsetType = UNSET
 
 
 class StepPace(Struct, kw_only=True):

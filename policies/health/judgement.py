@@ -17,6 +17,8 @@ decided last. Time is ticks.
 - *Wrong answers* to canaries quarantine the worker, since version 4 (`relume.policies.canary`). The
   quarantine outlives a restart. Right answers of a later engine lead to probes, and these out of it.
 - *Contradicted answers* to clients' requests do the same, since version 5 (`relume.policies.crosscheck`).
+- *Unreadable reports* exclude the worker, since version 8, if its agent dropped some in several ticks
+  within the window, or reads no more of the engine.
 
 The guard. If more than a share of the workers of a model fail at once, the cause is likelier to be
 common to them, and excluding them would leave no worker for its requests. Then no breaker opens,
@@ -40,7 +42,7 @@ from relume.policies.crosscheck import check_settings, disputes
 from relume.policies.health import pace
 from relume.policies.health.health_life import EXCLUDED, LIFE, Finding, is_quarantined
 from relume.policies.health.health_settings import HealthConfig, config_of
-from relume.policies.health.health_state import WorkerHealth
+from relume.policies.health.health_state import DroppedReports, WorkerHealth
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet, Worker
 
@@ -94,6 +96,8 @@ class Review:
         """Whether failures before the window count, as since version 6."""
         self.by_kind = self.by_earlier and version != "6"
         """Whether wrong results are guarded apart from other failures, as since version 7."""
+        self.by_reports = self.by_kind and version != "7"
+        """Whether unreadable reports are evidence, as since version 8."""
         self.canary = canary_settings.config_of(LeaderSettings(fleet))
         self.checks = check_settings.config_of(LeaderSettings(fleet))
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
@@ -272,6 +276,9 @@ def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
         return Finding.LEAVING, FailureClass.NONE, evidence
     if health.hung_for:
         return Finding.FAILING, FailureClass.HANG, f"judged hung by {_names(health.hung_for)}"
+    dropped = health.dropped if review.by_reports else UNSET
+    if not isinstance(dropped, UnsetType) and _has_no_reports(dropped, review.config):
+        return Finding.FAILING, FailureClass.REPORTS, _unreadable(dropped)
     suspecting = review.suspecting(worker)
     if len(suspecting) > 1 and 2 * len(suspecting) > review.alive:
         by = f"suspected by {len(suspecting)} of {review.alive} replicas"
@@ -299,6 +306,8 @@ def _of_doubts(
         return Finding.DOUBTFUL, doubt, f"suspected by {_names(suspecting)}"
     if health.failures:
         return Finding.DOUBTFUL, FailureClass.ERRORS, _failed(health.failures)
+    if review.by_reports and not isinstance(health.dropped, UnsetType):
+        return Finding.DOUBTFUL, FailureClass.REPORTS, _unreadable(health.dropped)
     if review.by_pace:
         if pace.is_slow(health, tick, config):
             return Finding.DOUBTFUL, FailureClass.SLOW, pace.in_words(health)
@@ -372,6 +381,18 @@ def _gone(worker: Worker, health: WorkerHealth) -> Found:
     hung = worker.died_of == DeathReason.HUNG
     cause = FailureClass.HANG if hung else FailureClass.CRASH
     return Finding.GONE, cause, f"its engine died ({worker.died_of or 'restarted'})"
+
+
+def _has_no_reports(dropped: DroppedReports, config: HealthConfig) -> bool:
+    """Whether so little of the engine's reports can be read that its load is unknown."""
+    return dropped.is_muted or 0 < config.dropped_ticks <= len(dropped.count)
+
+
+def _unreadable(dropped: DroppedReports) -> str:
+    if dropped.is_muted:
+        return f"its agent reads no more reports of the engine: {dropped.reason}"
+    count = sum(dropped.count.values())
+    return f"{count} report{'s' if count > 1 else ''} of the engine unreadable: {dropped.reason}"
 
 
 def _failed(failures: dict[str, int]) -> str:

@@ -6,9 +6,10 @@ first. Whichever comes first opens the entry. The engine's word closes it; if th
 finishes before the dispatch was folded, a tombstone (`finished_early`) makes the late
 dispatch a no-op. A request that ends before its engine ever took it is closed by the
 replica's word. Death of the incarnation clears everything. An engine that had to drop
-records (`EngineStep.lost`) may have dropped a finish: from there on the replica's report closes
-what was open. The clock ends (`expire`) entries without a report for long: the log's ticks count,
-not the next record. So all orders converge, and after a drain the account is exactly zero.
+records (`EngineStep.lost`), or whose agent could not read some (`ReportsDropped`), may have dropped a
+finish: from there on the replica's report closes what was open. The clock ends (`expire`) entries
+without a report for long: the log's ticks count, not the next record. So all orders converge, and
+after a drain the account is exactly zero.
 """
 
 from __future__ import annotations

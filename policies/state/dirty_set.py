@@ -179,6 +179,7 @@ _NAMES: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.StallJudged: _nobody,
     v.EngineHung: _target,
     v.EngineRecovered: _target,
+    v.ReportsDropped: _target,
     v.CrossCheckDecided: _nobody,
     v.CrossChecked: _nobody,
     v.CanaryReported: _target,

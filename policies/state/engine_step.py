@@ -47,11 +47,25 @@ def on_engine_step(fleet: Fleet, stream: str, epoch: int, event: v.EngineStep) -
         worker.waiting = waiting
         worker.kv_used = used
     if event.lost:
-        worker.lost_records += event.lost
-        account.doubt(worker)
-        prefix_cache.settled_beyond(fleet, worker)
+        _lost(fleet, worker, event.lost)
     if changes:
         _change(fleet, worker, changes)
+
+
+def on_reports_dropped(fleet: Fleet, stream: str, epoch: int, event: v.ReportsDropped) -> None:
+    """An agent could not read what its engine reported. The engine may be idle since: its load is
+    known again with its next step."""
+    worker = fleet.workers.get(stream[2:])
+    if worker is not None and event.incarnation == worker.incarnation and worker.engine in _STEPS:
+        _lost(fleet, worker, event.count)
+        worker.batch = worker.sum_context = worker.decoding = worker.context = 0
+        worker.waiting = worker.kv_used = 0
+
+
+def _lost(fleet: Fleet, worker: Worker, count: int) -> None:
+    worker.lost_records += count
+    account.doubt(worker)
+    prefix_cache.settled_beyond(fleet, worker)
 
 
 def _ended(fleet: Fleet, worker: Worker, event: v.EngineStep, duration: int, gap: int) -> None:

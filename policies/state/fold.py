@@ -32,7 +32,7 @@ from relume.policies.state import (
     unreadable,
 )
 from relume.policies.state.account import key_of
-from relume.policies.state.engine_step import on_engine_step
+from relume.policies.state.engine_step import on_engine_step, on_reports_dropped
 from relume.policies.state.fleet import Fleet, Head, Receipts, Replica, Request
 from relume.policies.state.lifecycles import (
     departed_workers,
@@ -356,6 +356,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
 
 _HANDLERS: dict[type, evidence.Handler] = {
     v.EngineStep: on_engine_step,
+    v.ReportsDropped: on_reports_dropped,
     v.StreamResumed: _on_stream_resumed,
     v.PrefixBlocksChanged: prefix_cache.changed,
     v.ReplicaStarted: _on_replica_started,

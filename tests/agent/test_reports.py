@@ -8,19 +8,25 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
+from relume.engine_shim.agent import unread_reports
 from relume.engine_shim.agent.agent_logging import make_logger
 from relume.engine_shim.agent.journal import Journal
-from relume.engine_shim.agent.report_server import ReportServer, is_step, readable
+from relume.engine_shim.agent.report_server import Readable, ReportServer, is_step, readable
 from relume.events.log.codec import decode, encode
 from relume.events.log.errors import LogFull
 from relume.events.log.memory import MemoryLog, MemoryWriter
-from relume.events.vocabulary import EngineDied, EngineStep, RequestQueued, Tick
+from relume.events.vocabulary import EngineDied, EngineStep, ReportsDropped, RequestQueued, Tick
 from relume.events.wire.reports import Hello, Ready, frame, hello_frame, ready_frame
 from tests.agent.stage import staged
 from tests.mixed_versions.next_build import NEXT, NoteWritten, WeatherReported, next_build
+from tests.pace import outlast
+
+E = TypeVar("E")
+MALFORMED = b"\x93\xadengine_step/1\x01"
 
 
 def step(number: int) -> bytes:
@@ -63,13 +69,17 @@ class Desk:
         client.sendall(hello_frame(Hello(os.getpid(), "core", 1)))
         return client
 
-    def steps(self) -> list[int]:
-        return [
-            decode(record).step
+    def events(self, kind: type[E]) -> list[E]:
+        records = [
+            decode(record)
             for group in self.log.groups
             for segment in group.segments
             for record in segment.records
         ]
+        return [event for event in records if isinstance(event, kind)]
+
+    def steps(self) -> list[int]:
+        return [step.step for step in self.events(EngineStep)]
 
 
 @pytest.fixture
@@ -172,10 +182,14 @@ async def test_a_strangers_events_never_reach_the_log(desk: Desk) -> None:
 async def test_an_engine_that_loses_framing_keeps_its_lifeline(desk: Desk) -> None:
     client = desk.engine()
     client.sendall(frame(step(1)) + struct.pack("<I", 1 << 31) + b"xxxx")
+    await settle()
     client.sendall(frame(step(2)))
     await settle()
     assert desk.steps() == [1]
     assert not closed(client)
+    desk.server.end()
+    (dropped,) = desk.events(ReportsDropped)
+    assert dropped.muted and (dropped.worker, dropped.incarnation) == ("w0", 1)
 
 
 @pytest.mark.parametrize("end", [b"", b"\x01", b"\x01\xa1x"])
@@ -189,6 +203,33 @@ async def test_a_record_that_the_log_could_not_read_is_dropped(desk: Desk, end: 
     assert desk.steps() == [1, 2]
     assert desk.server.describe()["frames_dropped"] == 1
     assert not closed(client)
+    desk.server.end()
+    (dropped,) = desk.events(ReportsDropped)
+    assert (dropped.worker, dropped.incarnation, dropped.count) == ("w0", 1, 1)
+    assert "malformed" in dropped.reason and not dropped.muted
+
+
+async def test_an_engine_that_reports_only_garbage_does_not_fill_the_log(desk: Desk) -> None:
+    """The first is said at once, the rest a second later, or before its death is."""
+    client = desk.engine()
+    client.sendall(frame(MALFORMED) * 1000)
+    await settle()
+    assert [dropped.count for dropped in desk.events(ReportsDropped)] == [1]
+    desk.server.end()
+    assert [dropped.count for dropped in desk.events(ReportsDropped)] == [1, 999]
+
+
+async def test_what_was_dropped_is_said_after_the_last_report_that_was(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_reports, "INTERVAL_S", 0.1)
+    client = desk.engine()
+    client.sendall(frame(MALFORMED) * 3 + frame(step(1)))
+    await settle()
+    await outlast(0.1, "INTERVAL_S")
+    assert [dropped.count for dropped in desk.events(ReportsDropped)] == [1, 2]
+    await outlast(0.3, "INTERVAL_S")
+    assert len(desk.events(ReportsDropped)) == 2, "nothing more was dropped"
 
 
 async def test_an_oversized_record_is_dropped_and_the_rest_continues(desk: Desk) -> None:
@@ -276,9 +317,10 @@ def test_an_engines_report_is_lowered_to_what_all_replicas_read() -> None:
     """An engine does not know the level of the fleet; its agent does."""
     note = NoteWritten(text="a", mood="b")
     with next_build():
-        assert readable(encode(note), NEXT) == (encode(note), "")
-        assert readable(encode(note), 1) == (encode(NoteWritten(text="a")), "")
-        assert readable(encode(WeatherReported(sky="grey")), NEXT)[1] == ""
-        record, why = readable(encode(WeatherReported(sky="grey")), 1)
-        assert not record and "feature level 1" in why
-    assert readable(step(1), 1) == (step(1), "")
+        assert readable(encode(note), NEXT) == Readable(encode(note))
+        assert readable(encode(note), 1) == Readable(encode(NoteWritten(text="a")))
+        assert readable(encode(WeatherReported(sky="grey")), NEXT).record
+        above = readable(encode(WeatherReported(sky="grey")), 1)
+        assert not above.record and "feature level 1" in above.why
+        assert not above.is_at_fault, "an engine does not know the level"
+    assert readable(step(1), 1) == Readable(step(1))

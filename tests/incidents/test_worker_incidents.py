@@ -6,7 +6,7 @@ from relume.controlplane.incidents.sentences import summary
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EffectKind, FailureClass
 from tests.incidents.failure_log import BEGIN_MS, FailureLog
-from tests.policies.story import decided, started
+from tests.policies.story import decided, dropped, started
 
 
 def test_a_killed_engine_whose_streams_continue() -> None:
@@ -396,3 +396,22 @@ def test_a_stream_without_a_token_shows_its_wait_as_time_to_first_token() -> Non
     log.ended("a", 9_000)
     assert log.one().longest_ttft_us == 30_000
     assert "longest time to a first token 0.03 s" in summary(log.one())
+
+
+def test_an_engine_whose_reports_cannot_be_read_is_one_incident() -> None:
+    """The first of them may be all that comes; several make the leader exclude it."""
+    log = FailureLog()
+    for _ in range(3):
+        log.after(1000).tell("w.w0", dropped())
+        log.ticks(1)
+    assert log.state() == "unhealthy"
+    incident = log.one()
+    assert (incident.failure, incident.open) == (FailureClass.REPORTS, True)
+    assert incident.noticed_ms == BEGIN_MS + 1000
+    kinds = [event.type for event in incident.events]
+    assert kinds.count("reports_dropped") == 3 and kinds.count("health_decided") == 2
+    assert summary(incident).startswith(
+        "reports of w0's engine could not be read (malformed record); no stream was touched"
+    )
+    log.ticks(60)
+    assert log.state() == "healthy" and not log.one().open

@@ -199,6 +199,19 @@ def found_hung(worker: str = "w0", incarnation: int = 1) -> v.EngineHung:
     )
 
 
+def dropped(
+    count: int = 5, worker: str = "w0", incarnation: int = 1, muted: bool = False
+) -> v.ReportsDropped:
+    """The agent cannot read what its engine reports."""
+    return v.ReportsDropped(
+        worker=worker,
+        incarnation=incarnation,
+        count=count,
+        reason="malformed record",
+        muted=muted,
+    )
+
+
 def queued(
     request: str = "q1", attempt: int = 1, prompt: int = 100, dispatch: bytes = b""
 ) -> v.RequestQueued:

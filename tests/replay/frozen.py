@@ -152,6 +152,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "f252a0b7817ba6021d7c7e2aecb1cb874acadd3d733c00ad2b0334e5044ee50f",
         (v.HealthDecided, v.VerdictsWithheld, v.CanaryReported, v.TransportObserved),
     ),
+    "unreadable-reports": (
+        "59aa7f9575b240c425b03f08f79da56d975d88882dac8392701131f5b4fa8c45",
+        (v.ReportsDropped, v.HealthDecided),
+    ),
 }
 """By name: SHA-256 of the file, and kinds of events without which it would miss its point. An
 entry is added with a new log; none is ever changed or removed."""

@@ -146,6 +146,10 @@ def by_total(old: Callable[..., tuple[str, ...]]) -> Callable[..., tuple[str, ..
     return withheld_of
 
 
+def tolerant(old: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda *_: False
+
+
 def refusing(old: Callable[..., str]) -> Callable[..., str]:
     return lambda *_: "too long a pause"
 
@@ -178,6 +182,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "what a step may take": (stall, "STRETCH", 10_000, "hangs"),
     "slow workers": ("health.pace", "SLOW_TICKS", 2, "breaker"),
     "guard of wrong results": (judgement.Review, "_withheld_of", by_total, "wrong-beside-errors"),
+    "unreadable reports": (judgement, "_has_no_reports", tolerant, "unreadable-reports"),
     "failures before the window": ("health.evidence", "FADE_WINDOWS", 1, "rare-failures"),
     "levels of degradation": (
         "degradation.levels",

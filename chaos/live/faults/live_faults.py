@@ -19,6 +19,7 @@ from relume.chaos.live.faults import daemon_memory as memory
 from relume.chaos.live.faults import flipped_weights
 from relume.chaos.live.faults.cpu_limit import Limit
 from relume.chaos.live.faults.failing_engines import FailingEngines
+from relume.chaos.live.faults.garbled_reports import PERIOD_S, GarbledReports
 from relume.chaos.live.faults.lossy_messages import Disturbance
 from relume.chaos.live.faults.tcp_links import Link
 from relume.chaos.live.live_clients import Clients
@@ -179,6 +180,24 @@ class Faults:
                 f"{error}; connected: {sorted(self._host.failpoints.processes)}"
             ) from None
         return failing.end, f"{share:g} of the time"
+
+    async def _reports_unreadable(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        workers, share = self._watch.fleet.workers, planned.amount or 1.0
+        sockets = {
+            self._host.dir / "run" / name / "agent.sock": workers[name].incarnation
+            for name in targets
+            if name in workers
+        }
+        garbled = GarbledReports(sockets, share)
+        try:
+            await garbled.begin()
+        except OSError as error:
+            await garbled.end()
+            raise CannotStrike(f"no agent listens at {', '.join(targets)}: {error}") from None
+        return (
+            garbled.end,
+            f"{share / PERIOD_S:g} malformed steps a second beside those of the engine",
+        )
 
     async def _reload_fails(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         assert self._host.forks is not None

@@ -123,9 +123,9 @@ class Machine:
         """Records what its processes really have."""
         self._root = copy_context()
 
-    refusing = breaking = erring = 0.0
-    """Share of requests that its engine refuses, share of answers that it breaks off, and share of
-    requests that it answers with an error."""
+    refusing = breaking = erring = garbling = 0.0
+    """Share of requests that its engine refuses, share of answers that it breaks off, share of
+    requests that it answers with an error, and share of its step reports that cannot be read."""
     clock_s = 0.0
     """Seconds by which the machine's wall clock is ahead."""
 

@@ -19,6 +19,7 @@ from tests.policies.story import (
     arrived,
     assert_idle,
     decided,
+    dropped,
     ended,
     engine_step,
     finished,
@@ -43,6 +44,8 @@ WORKER_STORIES: dict[str, list[Any]] = {
     "aborted while waiting": [engine_step(queued()), engine_step(finished())],
     "finish dropped": [engine_step(queued()), engine_step(lost=3)],
     "all dropped": [engine_step(lost=9)],
+    "finish dropped by its agent": [engine_step(queued()), dropped()],
+    "all dropped by its agent": [dropped()],
     "finished after a drop": [engine_step(queued()), engine_step(lost=1), engine_step(finished())],
     "preempted": [
         engine_step(queued()),
@@ -94,6 +97,20 @@ def test_every_interleaving_ends_with_an_empty_account(
         story.leader()
         story.healthy_ticks(TOMBSTONE_TICKS + 2)
         assert worker.finished_early == {}, order
+
+
+def test_the_load_of_an_engine_whose_reports_are_dropped_is_known_with_its_next_step() -> None:
+    """It may be idle since, and then reports nothing more."""
+    story = told([("r.r0", decided()), ("w.w0", engine_step(queued()))])
+    worker = story.fleet.workers["w0"]
+    story.tell("w.w0", dropped(incarnation=2))
+    assert (worker.batch, worker.decoding, worker.context, worker.lost_records) == (1, 1, 100, 0)
+    story.tell("w.w0", dropped(count=3))
+    assert worker.batch == worker.sum_context == worker.decoding == worker.context == 0
+    assert worker.kv_used == worker.waiting == 0 and worker.lost_records == 3
+    assert list(check(story.fleet)) == []
+    story.tell("w.w0", structs.replace(engine_step(), step=2))
+    assert (worker.batch, worker.decoding, worker.context, worker.kv_used) == (1, 1, 100, 8)
 
 
 def test_live_attempt_is_counted_once_in_every_interleaving() -> None:

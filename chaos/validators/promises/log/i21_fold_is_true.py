@@ -14,7 +14,8 @@ the feature level in force (`relume.chaos.validators.feature_levels`).
 
 Permitted differences, each with its reason:
 
-- An engine that lost reports: the account goes by its replicas from then on (`account.doubt`).
+- An engine that lost reports, or whose agent could not read some: the account goes by its replicas
+  from then on (`account.doubt`).
 - An engine that writes again after its worker was declared lost: the declaration cleared its
   account, so attempts from before are unknown. If the engine then ends all of them, the account keeps the
   batch of its last step (`decoding`, `context`) until the next step.
@@ -142,6 +143,8 @@ class FoldWatch:
                 last, steps = event, steps + 1
                 if event.lost:
                     self.doubted.add((worker.name, event.incarnation))
+            elif type(event) is v.ReportsDropped:
+                self.doubted.add((worker.name, event.incarnation))
         self._turn += 1
         if steps < len(events) or not self._turn % EVERY:
             for text in of_worker(worker):

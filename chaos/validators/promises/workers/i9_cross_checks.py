@@ -148,6 +148,9 @@ class _Checks:
                     engine.finished[change.request, change.attempt] = at.revision
             if running != engine.running.last:
                 engine.running.set(at.revision, running)
+        elif kind is v.ReportsDropped:
+            if event.incarnation == engine.ready.last:
+                engine.running.set(at.revision, frozenset())
         elif kind is v.EngineReady:
             engine.ready.set(at.revision, event.incarnation)
             engine.running.set(at.revision, frozenset())
