@@ -140,17 +140,17 @@ def _lost_unseen(patch: Set) -> None:
     patch(duties, "_gone", wrong)
 
 
-TABLE: tuple[tuple[str, int, Callable[[Set], None]], ...] = (
-    ("I18", 11, _drain_forgotten),
-    ("I18", 0, _suspicion_forgotten),
-    ("I18", 0, _start_forgotten),
-    ("I18", 11, _failure_forgotten),
-    ("I18", 11, _failure_not_planned),
-    ("I8", 11, _holder_drains),
-    ("I23", 11, _uncovered_restore),
-    ("I23", 2, _promised_restore),
-    ("I24", 0, _first_of_equals),
-    ("I24", 0, _last_of_equals),
-    ("I17", 80, _lost_at_once),
-    ("I17", 1, _lost_unseen),
+TABLE: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
+    ("I18", "composed 11", _drain_forgotten),
+    ("I18", "agent-killed 0", _suspicion_forgotten),
+    ("I18", "agent-killed 0", _start_forgotten),
+    ("I18", "composed 11", _failure_forgotten),
+    ("I18", "composed 11", _failure_not_planned),
+    ("I8", "composed 11", _holder_drains),
+    ("I23", "composed 11", _uncovered_restore),
+    ("I23", "agents-terminated-in-turn 2", _promised_restore),
+    ("I24", "agent-killed 0", _first_of_equals),
+    ("I24", "agent-killed 0", _last_of_equals),
+    ("I17", "budget-shrinks 80", _lost_at_once),
+    ("I17", "agent-stopped 1", _lost_unseen),
 )

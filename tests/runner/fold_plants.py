@@ -106,15 +106,15 @@ def _return_unnoticed(patch: Set) -> None:
     patch(fold._HANDLERS, ClientReturned, lambda fleet, stream, epoch, event: None)
 
 
-BUGS: tuple[tuple[str, int, Callable[[Set], None]], ...] = (
-    ("I21", 2, _load_survives_death),
-    ("I21", 3, _chunk_counted_twice),
-    ("I21", 13, _evicted_bytes_stay),
-    ("I21", 13, _evicted_blocks_cover),
-    ("I21", 2, _plan_survives_end),
-    ("I21", 31, _prefix_survives_end),
-    ("I21", 7, _context_on_both_workers),
-    ("I21", 15, _lease_survives_owner),
-    ("I1 I21", 7, _return_unnoticed),
+BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
+    ("I21", "agents-terminated-in-turn 2", _load_survives_death),
+    ("I21", "composed 3", _chunk_counted_twice),
+    ("I21", "clock-jumps 13", _evicted_bytes_stay),
+    ("I21", "clock-jumps 13", _evicted_blocks_cover),
+    ("I21", "agents-terminated-in-turn 2", _plan_survives_end),
+    ("I21", "composed 31", _prefix_survives_end),
+    ("I21", "composed 7", _context_on_both_workers),
+    ("I21", "composed 15", _lease_survives_owner),
+    ("I1 I21", "composed 7", _return_unnoticed),
 )
-"""Promises of which any finds it, the first seed at which one did, and how to put it in."""
+"""Promises of which any finds it, scenario and seed of a run in which one did, and how to put it in."""

@@ -6,7 +6,7 @@ python -m tests.runner.plants [NAME ...]     after how many seeds each is found
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,12 +48,13 @@ Set = Callable[[Any, str, Any], None]
 
 
 class Plant:
-    """One: what is wrong, the promises of which any finds it, the first seed at which one did,
-    and how to put it in."""
+    """One: what is wrong, the promises of which any finds it, a run in which one did ("SCENARIO
+    SEED"), and how to put it in."""
 
-    def __init__(self, promises: str, seed: int, put: Callable[[Set], None]) -> None:
+    def __init__(self, promises: str, run: str, put: Callable[[Set], None]) -> None:
         self.promises = frozenset(promises.split())
-        self.seed = seed
+        scenario, seed = run.split()
+        self.run = fuzz.PlannedRun(scenario, int(seed), LIMIT_S, None)
         self.put = put
         self.what = " ".join((put.__doc__ or "").split())
 
@@ -326,46 +327,46 @@ def _unkept_prompts(patch: Set) -> None:
 
 
 PLANTS = {
-    put.__name__.strip("_"): Plant(promises, seed, put)
-    for promises, seed, put in (
-        ("I2 bound:broken_streams", 0, _lost_token),
-        ("I1 I2", 0, _resumed_too_early),
-        ("I1 I2", 0, _half_counted_frame),
-        ("I1 I2", 28, _frames_out_of_order),
-        ("I1 I2", 100, _tail_repeated),
-        ("I1 I2", 7, _event_twice),
-        ("I1 I2", 7, _wrong_resume_position),
-        ("I1", 7, _left_is_complete),
-        ("I3", 0, _wrong_delivered),
-        ("I5", 22, _no_fence),
-        ("I1", 0, _no_end),
-        ("I8", 2, _holder_at_home),
-        ("I15", 35, _effects_again),
-        ("I8", 2, _one_block_more),
-        ("I9", 35, _open_breakers_ignored),
-        ("I9", 28, _probes_uncounted),
-        ("I7", 1, _by_chance),
-        ("I12", 2, _never_released),
-        ("I10", 140, _never_hung),
-        ("I1 I10", 53, _never_stuck),
-        ("bound:workers_quarantined", 56, _canaries_ignored),
-        ("I14", 56, _corrupt_tokens_continued),
-        ("I14", 56, _corrupt_blocks_restored),
-        ("I14", 56, _corrupt_streams_stay),
-        ("I14", 56, _verdict_from_now_on),
-        ("I9", 54, _busy_engines_checked),
-        ("I9", 54, _two_engines_decide),
-        ("bound:workers_quarantined", 54, _second_answer_ignored),
-        ("I9", 54, _contradicted_once),
-        ("I7", 54, _share_by_chance),
-        ("I9", 54, _unkept_prompts),
+    put.__name__.strip("_"): Plant(promises, run, put)
+    for promises, run, put in (
+        ("I2 bound:broken_streams", "agent-killed 0", _lost_token),
+        ("I1 I2", "agent-killed 0", _resumed_too_early),
+        ("I1 I2", "agent-killed 0", _half_counted_frame),
+        ("I1 I2", "etcd-away 28", _frames_out_of_order),
+        ("I1 I2", "engine-killed-in-restore 100", _tail_repeated),
+        ("I1 I2", "composed 7", _event_twice),
+        ("I1 I2", "composed 7", _wrong_resume_position),
+        ("I1", "composed 7", _left_is_complete),
+        ("I3", "agent-killed 0", _wrong_delivered),
+        ("I5", "engine-killed-in-decode 22", _no_fence),
+        ("I1", "agent-killed 0", _no_end),
+        ("I8", "agents-terminated-in-turn 2", _holder_at_home),
+        ("I15", "composed 35", _effects_again),
+        ("I8", "agents-terminated-in-turn 2", _one_block_more),
+        ("I9", "composed 35", _open_breakers_ignored),
+        ("I9", "etcd-away 28", _probes_uncounted),
+        ("I7", "agent-stopped 1", _by_chance),
+        ("I12", "agents-terminated-in-turn 2", _never_released),
+        ("I10", "worker-cut-one-way 140", _never_hung),
+        ("I1 I10", "spools-torn 53", _never_stuck),
+        ("bound:workers_quarantined", "streams-of-blocks-disturbed 56", _canaries_ignored),
+        ("I14", "streams-of-blocks-disturbed 56", _corrupt_tokens_continued),
+        ("I14", "streams-of-blocks-disturbed 56", _corrupt_blocks_restored),
+        ("I14", "streams-of-blocks-disturbed 56", _corrupt_streams_stay),
+        ("I14", "streams-of-blocks-disturbed 56", _verdict_from_now_on),
+        ("I9", "storm 54", _busy_engines_checked),
+        ("I9", "storm 54", _two_engines_decide),
+        ("bound:workers_quarantined", "storm 54", _second_answer_ignored),
+        ("I9", "storm 54", _contradicted_once),
+        ("I7", "storm 54", _share_by_chance),
+        ("I9", "storm 54", _unkept_prompts),
         *decision_plants.TABLE,
     )
 }
 
 PLANTS |= {
-    put.__name__.strip("_"): Plant(promises, seed, put)
-    for promises, seed, put in (*fold_plants.BUGS, *refusal_plants.BUGS, *service_plants.BUGS)
+    put.__name__.strip("_"): Plant(promises, run, put)
+    for promises, run, put in (*fold_plants.BUGS, *refusal_plants.BUGS, *service_plants.BUGS)
 }
 
 
@@ -393,18 +394,12 @@ def planted(plant: Plant) -> Iterator[None]:
                 setattr(where, name, old)
 
 
-def runs(first: int, count: int) -> Iterator[fuzz.PlannedRun]:
-    """Those of `relume-chaos fuzz`."""
-    names, _ = fuzz.usable()
-    return (r for r in fuzz.planned_runs(names, 0, first + count, LIMIT_S, None) if r.seed >= first)
-
-
 def find(
-    plant: Plant, first: int = 0, count: int = SEEDS
+    plant: Plant, runs: Iterable[fuzz.PlannedRun] = ()
 ) -> tuple[fuzz.PlannedRun, fuzz.Ran] | None:
-    """The first run that fails; None: none does."""
+    """The first of these runs that fails, by default of `relume-chaos fuzz`; None: none does."""
     with planted(plant):
-        for asked in runs(first, count):
+        for asked in runs or fuzz.planned_runs(fuzz.usable()[0], 0, SEEDS, LIMIT_S, None):
             ran = fuzz.one(asked)
             if ran.result == "failed":
                 return asked, ran

@@ -25,8 +25,8 @@ def _streams_unknown(patch: Set) -> None:
     patch(StreamResumptions, "known", lambda self, request: None)
 
 
-BUGS: tuple[tuple[str, int, Callable[[Set], None]], ...] = (
-    ("I22", 27, _no_wait_for_workers),
-    ("I22", 7, _streams_unknown),
+BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
+    ("I22", "composed 27", _no_wait_for_workers),
+    ("I22", "composed 7", _streams_unknown),
 )
-"""Promises of which any finds it, the first seed at which one did, and how to put it in."""
+"""Promises of which any finds it, scenario and seed of a run in which one did, and how to put it in."""

@@ -120,17 +120,17 @@ def _engine_goes_on(patch: Set) -> None:
     patch(RequestSession, "client_gone", silent)
 
 
-BUGS: tuple[tuple[str, int, Callable[[Set], None]], ...] = (
-    ("I22", 279, _half_full_is_full),
-    ("I22", 0, _one_try),
-    ("I25", 11, _failures_are_fine),
-    ("I25", 8, _tokens_of_the_left),
-    ("I25", 11, _other_words),
-    ("I26", 17, _notices_ignored),
-    ("I26", 20, _blocks_not_named),
-    ("I26", 20, _blocks_unknown),
-    ("I26", 27, _holders_stay),
-    ("I26", 283, _most_first),
-    ("I19", 8, _engine_goes_on),
+BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
+    ("I22", "storm 279", _half_full_is_full),
+    ("I22", "agent-killed 0", _one_try),
+    ("I25", "composed 11", _failures_are_fine),
+    ("I25", "capacity-staircase 8", _tokens_of_the_left),
+    ("I25", "composed 11", _other_words),
+    ("I26", "demand-flaps 17", _notices_ignored),
+    ("I26", "disk-slow 20", _blocks_not_named),
+    ("I26", "disk-slow 20", _blocks_unknown),
+    ("I26", "composed 27", _holders_stay),
+    ("I26", "unreadable-record 283", _most_first),
+    ("I19", "capacity-staircase 8", _engine_goes_on),
 )
-"""Promises of which any finds it, the first seed at which one did, and how to put it in."""
+"""Promises of which any finds it, scenario and seed of a run in which one did, and how to put it in."""
