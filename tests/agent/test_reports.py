@@ -311,6 +311,7 @@ async def test_garbage_of_the_engine_itself_does_not_end_it(tmp_path: Path) -> N
         state = stage.agent.describe()
         assert state["engine"]["incarnation"] == 1 and state["engine"]["ready"]
         assert stage.events(EngineDied) == []
+        assert [dropped.count for dropped in stage.events(ReportsDropped)] == [1]
 
 
 def test_an_engines_report_is_lowered_to_what_all_replicas_read() -> None:
