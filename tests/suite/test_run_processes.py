@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.suite.run_processes import HEAVY
-from tests.suite.test_outcomes import ran, start
+from tests.suite.test_outcomes import ran, run, start
+from tests.suite.tiers import BY_GROUP
 
 LASTING = """
 import os, time
@@ -47,6 +48,31 @@ def test_however_a_run_is_ended_nothing_is_left(tmp_path: Path, by: str | signal
     assert ran(tmp_path) == ["tidied"], f"it did not end in order:\n{said}"
     if by != signal.SIGKILL:
         assert running.returncode == pytest.ExitCode.INTERRUPTED, said
+
+
+WHERE = """
+import os
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_it(number):
+    with Path("runs").open("a") as file:
+        file.write(f"{group} {{os.environ['PYTEST_XDIST_WORKER']}}\\n")
+"""
+
+
+def test_one_process_runs_the_fleets_and_another_the_engines(tmp_path: Path) -> None:
+    """Two fleets beside one another would disturb each other's kills."""
+    for group, path in (("fleet", "tests/live"), ("engine", "tests/engine")):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / f"test_{group}_it.py").write_text(WHERE.format(group=group))
+    by_group = (*BY_GROUP, "-p", "tests.suite.run_processes")
+    status, said = run(tmp_path, "", *by_group)
+    assert status == pytest.ExitCode.OK, said
+    where = (tmp_path / "runs").read_text().splitlines()
+    assert len(where) == 8 and len(set(where)) == 2, where
+    assert len({line.split()[1] for line in where}) == 2, where
 
 
 def test_collecting_imports_no_vllm(request: pytest.FixtureRequest) -> None:
