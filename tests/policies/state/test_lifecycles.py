@@ -27,7 +27,7 @@ LOAD_ONLY = {
     v.CheckpointsAcknowledged, v.CheckpointEvicted, v.CheckpointDropped, v.HolderChosen,
     v.RecoveryPlanned, v.MigrationPlanned, v.RestoreDone, v.RestoreFailed, v.LinkMeasured,
     v.CheckpointsReleased, v.RestoreStarted, v.StallJudged, v.HealthDecided, v.VerdictsWithheld,
-    v.EngineHung, v.EngineRecovered, v.CanaryReported, v.CanaryValuesDecided,
+    v.EngineHung, v.EngineRecovered, v.ReportsDropped, v.CanaryReported, v.CanaryValuesDecided,
     v.CheckpointsVoided, v.CrossCheckDecided, v.CrossChecked, v.DegradationDecided, v.RolloutDecided,
     v.FeatureLevelRaised, v.SparesDecided,
 }  # fmt: skip
