@@ -26,6 +26,7 @@ Result = TypeVar("Result")
 _AHEAD = 2
 """Number of cases submitted per process, so that none waits for the next."""
 _PR_SET_PDEATHSIG = 1
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class TooLong(KeyboardInterrupt):
@@ -65,7 +66,8 @@ def each(
                     one = next(left)
                 except StopIteration:
                     break
-                open_[pool.submit(work, one)] = one
+                with _uninterrupted():
+                    open_[pool.submit(work, one)] = one
             if not open_:
                 ended_in_order = True
                 return
@@ -85,10 +87,22 @@ def each(
             process.join()
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the body. Within the start of a process they would leave
+    one that is in no list yet: nobody would end it, and the program would wait for it at its end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def begin(parent: int) -> None:
     """Set up a process that works for `parent`: it ignores Ctrl-C and ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # it was started while they waited
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -262,12 +262,41 @@ def test_fuzz_ends_in_order_when_it_is_asked_to(tmp_path: Path) -> None:
     )  # fmt: skip
     children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
     until = time.monotonic() + 60
-    while len(children.read_text().split()) < 2:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    child.send_signal(signal.SIGTERM)
-    out, _ = child.communicate(timeout=60)
+    try:
+        while len(children.read_text().split()) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        child.send_signal(signal.SIGTERM)
+        out, _ = child.communicate(timeout=60)
+    finally:
+        child.kill()
     assert "ended early: interrupted" in out and child.returncode in (0, 2)
+
+
+INTERRUPTED_AT_START = """
+import signal, sys
+from multiprocessing.process import BaseProcess
+from relume.chaos.runner.__main__ import main
+
+start = BaseProcess.start
+
+def interrupted(self):
+    start(self)
+    signal.raise_signal(signal.SIGTERM)
+
+BaseProcess.start = interrupted
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_fuzz_ends_when_it_is_asked_to_while_a_process_starts(tmp_path: Path) -> None:
+    """The process was in no list yet: nobody ended it, and fuzz waited for it for ever."""
+    words = ["fuzz", "--seeds", "9999", "--scenarios", "calm", "--jobs", "2"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_AT_START, *words, "--out", str(tmp_path)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "ended early: interrupted" in done.stdout and done.returncode in (0, 2), done.stderr
 
 
 def test_fuzz_ends_though_a_run_keeps_the_interrupt_to_itself(
