@@ -150,7 +150,7 @@ TABLE: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
     ("I23", "composed 11", _uncovered_restore),
     ("I23", "agents-terminated-in-turn 2", _promised_restore),
     ("I24", "agent-killed 0", _first_of_equals),
-    ("I24", "agent-killed 0", _last_of_equals),
-    ("I17", "budget-shrinks 80", _lost_at_once),
+    ("I24", "wrong-weights-unseen 0", _last_of_equals),
+    ("I17", "etcd-away 80", _lost_at_once),
     ("I17", "agent-stopped 1", _lost_unseen),
 )

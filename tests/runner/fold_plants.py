@@ -108,9 +108,9 @@ def _return_unnoticed(patch: Set) -> None:
 
 BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
     ("I21", "agents-terminated-in-turn 2", _load_survives_death),
-    ("I21", "composed 3", _chunk_counted_twice),
-    ("I21", "clock-jumps 13", _evicted_bytes_stay),
-    ("I21", "clock-jumps 13", _evicted_blocks_cover),
+    ("I21", "storm 0", _chunk_counted_twice),
+    ("I21", "disk-full 13", _evicted_bytes_stay),
+    ("I21", "disk-full 13", _evicted_blocks_cover),
     ("I21", "agents-terminated-in-turn 2", _plan_survives_end),
     ("I21", "composed 31", _prefix_survives_end),
     ("I21", "composed 7", _context_on_both_workers),

@@ -26,7 +26,7 @@ def _streams_unknown(patch: Set) -> None:
 
 
 BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
-    ("I22", "composed 27", _no_wait_for_workers),
+    ("I22", "composed 13", _no_wait_for_workers),
     ("I22", "composed 7", _streams_unknown),
 )
 """Promises of which any finds it, scenario and seed of a run in which one did, and how to put it in."""

@@ -121,16 +121,16 @@ def _engine_goes_on(patch: Set) -> None:
 
 
 BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
-    ("I22", "storm 279", _half_full_is_full),
+    ("I22 bound:tenant_fairness", "storm 0", _half_full_is_full),
     ("I22", "agent-killed 0", _one_try),
     ("I25", "composed 11", _failures_are_fine),
-    ("I25", "capacity-staircase 8", _tokens_of_the_left),
+    ("I25", "clients-gone 8", _tokens_of_the_left),
     ("I25", "composed 11", _other_words),
-    ("I26", "demand-flaps 17", _notices_ignored),
-    ("I26", "disk-slow 20", _blocks_not_named),
-    ("I26", "disk-slow 20", _blocks_unknown),
+    ("I26", "engine-killed-in-decode 17", _notices_ignored),
+    ("I26", "engine-killed-in-restore 20", _blocks_not_named),
+    ("I26", "engine-killed-in-restore 20", _blocks_unknown),
     ("I26", "composed 27", _holders_stay),
-    ("I26", "unreadable-record 283", _most_first),
-    ("I19", "capacity-staircase 8", _engine_goes_on),
+    ("I26", "composed 283", _most_first),
+    ("I19", "clients-gone 8", _engine_goes_on),
 )
 """Promises of which any finds it, scenario and seed of a run in which one did, and how to put it in."""
