@@ -33,30 +33,17 @@ def _journal() -> str:
     return "needs an agent that writes what it does not understand: a test does so on a real etcd"
 
 
-def _replica_links() -> str:
-    return (
-        "needs a link of its own between each replica and etcd: replicas share etcd's address here"
-    )
-
-
-def _replica_clocks() -> str:
-    return "needs a clock for each replica: agents have one here"
-
-
-def _members() -> str:
-    return "needs links between members of etcd: they use loopback here"
-
-
 def _power() -> str:
     return "needs a host that loses power: a killed process leaves what the kernel has"
 
 
-def _monotonic() -> str:
-    return "needs a machine whose monotonic clock jumps: a real one does not on request"
+def _watches() -> str:
+    return "needs an etcd that does so: a real one has no such switch"
 
 
 _WHY: Mapping[str, Callable[[], str]] = {
     "disk-slow": _strace,
+    "disk-hangs": _strace,
     "frame-lost": _tcp,
     "frame-repeated": _tcp,
     "dispatch-refused": _engine,
@@ -64,19 +51,9 @@ _WHY: Mapping[str, Callable[[], str]] = {
     "stream-stuck": _failpoint,
     "weights-flipped-unseen": _prompts,
     "record-unreadable": _journal,
-    "replica-cut": _replica_links,
-    "replica-calls-lost": _replica_links,
-    "replica-answers-lost": _replica_links,
-    "replica-clock-jump": _replica_clocks,
-    "replica-clock-back": _replica_clocks,
-    "replica-clock-drift": _replica_clocks,
-    "clock-drift": _replica_clocks,
     "replica-spool-torn": _power,
     "agent-spool-torn": _power,
-    "disk-hangs": _members,
-    "etcd-cut": _members,
-    "watch-silent": _members,
-    "etcd-clock-jump": _monotonic,
+    "watch-silent": _watches,
 }
 """Further needs of a fault on real processes."""
 

@@ -138,14 +138,13 @@ class _Run:
 
     async def go(self) -> Outcome:
         error = ""
-        members = len(self._schedule.etcd)
         try:
             async with AsyncExitStack() as stack:
                 await self._act(stack)
         except (FleetFailed, RelumeError, OSError, TimeoutError, ExceptionGroup) as caught:
             error = _described(caught)
             self._say(f"the run failed: {error}")
-            self._bed.discard(members)
+            self._bed.discard(*self._etcd_kind())
         return Outcome(
             kind="live",
             scenario=self._scenario,
@@ -161,11 +160,16 @@ class _Run:
             commands=tuple(self._operator.acknowledged) if self._operator is not None else (),
         )
 
+    def _etcd_kind(self) -> tuple[int, bool]:
+        """Number of members, and whether a fault cuts the links between them."""
+        schedule = self._schedule
+        return len(schedule.etcd), any(planned.what == "etcd-cut" for planned in schedule.faults)
+
     def _fired(self) -> tuple[FiredFault, ...]:
         return tuple(self._plan.fired) if self._plan is not None else ()
 
     async def _act(self, stack: AsyncExitStack) -> None:
-        schedule, etcd = self._schedule, await self._bed.etcd(len(self._schedule.etcd))
+        schedule, etcd = self._schedule, await self._bed.etcd(*self._etcd_kind())
         options = options_of(
             schedule, self.directory, self._bed.model, self._bed.zygote, etcd, self._prefix,
             self._scenario.fleet,

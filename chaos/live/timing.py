@@ -11,7 +11,8 @@ import msgspec
 
 from relume.chaos.live.errors import CannotStrike
 from relume.chaos.live.failpoint_server import FailpointError
-from relume.chaos.live.faults.live_faults import Faults, Undo
+from relume.chaos.live.faults.live_faults import Faults
+from relume.chaos.live.faults.log_faults import Undo
 from relume.chaos.live.live_clients import Clients
 from relume.chaos.live.log_watch import Watch
 from relume.chaos.live.processes.fleet_host import Host

@@ -65,12 +65,10 @@ class FleetFailed(RelumeError):
 class FleetOptions(Struct, frozen=True, kw_only=True):
     """What to start. `engine_args` go to vLLM as they are, `replica_args` to replicas.
     `port` 0: any free one. `etcd`, `zygote`: use this running one (host:port, socket path)
-    instead of starting it;
-    `replica_etcd`: the address that replicas use instead, such as a proxy's. `models`: several
-    models in one fleet, each `path=name`, assigned to the workers round robin; empty: `model` for
-    all. `checkpoint_mb`: host memory of each worker's state daemon, 0: no checkpoints;
-    `checkpoint_file_mb`: disk for what is cold there; `checkpoint_link`: how engines reach
-    daemons (`local_checkpoints.LINKS`), by way of `checkpoint_advertise` if given;
+    instead of starting it. `models`: several models in one fleet, each `path=name`, assigned to the
+    workers round robin; empty: `model` for all. `checkpoint_mb`: host memory of each worker's state
+    daemon, 0: no checkpoints; `checkpoint_file_mb`: disk for what is cold there; `checkpoint_link`:
+    how engines reach daemons (`local_checkpoints.LINKS`), by way of `checkpoint_advertise` if given;
     `checkpoint_holders`: how many a request has. `tokenizer`: replicas count prompts by the
     models' tokenizers."""
 
@@ -85,7 +83,6 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     lease_ttl_s: int = 8
     host_kind: str = "zygote"
     etcd: str = ""
-    replica_etcd: str = ""
     keep_log: bool = False
     zygote: str = ""
     ready_timeout_s: float = 180.0
@@ -225,17 +222,26 @@ class LocalFleet:
         argv = [
             sys.executable, "-m", "relume.controlplane.cli.relume_command", "serve",
             "--name", f"r{index}", "--port", str(port), "--admin-port", str(admin),
-            "--etcd", self.options.replica_etcd or self.etcd_endpoint,
+            "--etcd", self.etcd_endpoint,
             "--lease-ttl-s", str(self.options.lease_ttl_s), "--spool-dir", str(self.dir / "spool"),
             "--archive-dir", str(self.dir / "archive"),
             "--drain-s", str(DRAIN_S), "--drain-announce-s", "0",  # no load balancer is here
             "--checkpoint-holders", str(self.options.checkpoint_holders),
-            *self.options.replica_args,
+            *self.options.replica_args, *self.replica_flags(index),
         ]  # fmt: skip
         if self.options.tokenizer:
             argv += ["--tokenizer", self._tokenizers()]
         tokens = json.dumps({self.admin_token: "admin"})
-        self._child(f"r{index}", argv, {"RELUME_ADMIN_TOKENS": tokens})
+        env = {"RELUME_ADMIN_TOKENS": tokens, **self.replica_env(index)}
+        self._child(f"r{index}", argv, env)
+
+    def replica_flags(self, index: int) -> list[str]:
+        """More options of replica `r<index>`; they count more than those before."""
+        return []
+
+    def replica_env(self, index: int) -> dict[str, str]:
+        """What is added to the environment of that replica."""
+        return {}
 
     def _tokenizers(self) -> str:
         """What `--tokenizer` takes for the models there are."""

@@ -163,7 +163,7 @@ PROMISES = {
     "I21": Promise(
         "What the fold holds is what engines, state daemons, gateways and etcd have, "
         "and its sums and indexes hold.",
-        ("storm", "disk-full", "blocks-corrupt", "clients-return", "reports-unreadable"),
+        ("storm", "disk-full", "blocks-corrupt", "clients-return"),
     ),
     "I22": Promise(
         "No request fails that a worker could have served within its wait, and no kept stream is refused.",

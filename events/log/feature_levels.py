@@ -7,7 +7,8 @@ the level of the fleet when each live replica reads it, as etcd does with its cl
 then no writer uses a tag or a field of a higher level: it asks for the level in force first, and
 `require` stops one that did not.
 
-A build that adds a tag or a field raises `LEVEL` by one, once per release, and names it there.
+A build that adds a tag or a field raises `LEVEL` by one, once per release, and names it there. All
+events before the first release are of the first level.
 """
 
 from __future__ import annotations

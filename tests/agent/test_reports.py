@@ -192,6 +192,23 @@ async def test_an_engine_that_loses_framing_keeps_its_lifeline(desk: Desk) -> No
     assert dropped.muted and (dropped.worker, dropped.incarnation) == ("w0", 1)
 
 
+async def test_a_new_log_learns_that_no_more_is_read_of_an_engine(desk: Desk) -> None:
+    client = desk.engine()
+    desk.server.state_again()
+    client.sendall(frame(step(1)) + struct.pack("<I", 1 << 31) + b"xxxx")
+    await settle()
+    client.sendall(frame(step(2)))
+    await settle()
+    desk.server.state_again()
+    desk.server.end()
+    first, again = desk.events(ReportsDropped)
+    assert again.muted and again.reason == first.reason
+    desk.server.begin(2)
+    desk.server.state_again()
+    desk.server.end()
+    assert len(desk.events(ReportsDropped)) == 2, "the next engine can be read"
+
+
 @pytest.mark.parametrize("end", [b"", b"\x01", b"\x01\xa1x"])
 async def test_a_record_that_the_log_could_not_read_is_dropped(desk: Desk, end: bytes) -> None:
     """In the log it would take the worker out of service."""

@@ -29,7 +29,6 @@ from relume.chaos.live.live_clients import TOKENS, body_of
 from relume.chaos.live.log_watch import PHASE_S, Watch
 from relume.chaos.live.processes import signals
 from relume.chaos.live.processes.engine_forks import Forks
-from relume.chaos.live.processes.etcd_members import Etcd
 from relume.chaos.live.processes.fleet_host import CLOCK
 from relume.chaos.live.scale import LEASE_S, MOST_CLIENTS, MOST_WORKERS, TIMES, scaled
 from relume.chaos.phases import Seen
@@ -38,12 +37,8 @@ from relume.chaos.scenario.catalogue import FAULTS, PHASES
 from relume.chaos.scenario.schedule import PlannedFault, Request, expand
 from relume.engine_shim.checkpoints.link.block_stream import BlockOut, gather, scatter
 from relume.events import vocabulary as v
-from relume.events.etcd.config import EtcdConfig
-from relume.events.etcd.factory import EtcdLog
-from relume.events.log.codec import decode_all
 from relume.events.log.memory import MemoryLog
 from relume.policies.state.fleet import Request as Live
-from tests.etcd_server import etcd_binary
 from tests.kv_stream.transports import SECRET, ins, outs, served
 from tests.pace import turns
 from tests.state_daemon.daemon import (
@@ -429,7 +424,7 @@ async def test_what_came_while_a_fault_found_nothing_to_strike_is_not_missed() -
 async def test_who_was_killed_is_not_killed_again() -> None:
     """Found by cascade 2 on real processes: the third death was the second one once more."""
     process = subprocess.Popen(["sleep", "60"])
-    host: Any = SimpleNamespace(engine_pid=lambda worker: process.pid)
+    host: Any = SimpleNamespace(engine_pid=lambda worker: process.pid, clock_of=Path)
     faults = Faults(host, Watch(), None, 0)  # type: ignore[arg-type]
     planned = PlannedFault(name="f0", what="engine-kill", target="w0")
     assert await faults.strike(planned, ["w0"]) == (None, f"w0 {process.pid}")
@@ -486,34 +481,3 @@ def test_the_subject_of_what_is_held_is_who_runs_it_and_not_the_holder() -> None
     assert watch.subject("worker", Seen("w.w3", told, 0.0)) == "w2"
     nobody = v.CheckpointsAcknowledged("w3", "boot", held[:1])
     assert watch.subject("worker", Seen("w.w3", nobody, 0.0)) == ""
-
-
-@pytest.mark.full
-@pytest.mark.etcd
-@pytest.mark.skipif(etcd_binary() is None, reason="no etcd on PATH")
-async def test_members_that_defragment_or_are_replaced_cost_no_event() -> None:
-    async with Etcd(3) as etcd:
-        config = EtcdConfig(endpoints=etcd.endpoints, lease_ttl_s=8)
-        async with EtcdLog(config) as log, log.writer("w.w0") as writer:
-            epoch, count, over = writer.epoch, 0, asyncio.Event()
-
-            async def load() -> None:
-                nonlocal count
-                while not over.is_set():
-                    writer.append(v.Tick(count, 0))
-                    count += 1
-                    await asyncio.sleep(0.005)
-
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(load())
-                for name in etcd.names:
-                    await etcd.defragment(name)
-                lost = await etcd.leader()
-                await etcd.replace(lost)
-                over.set()
-            await writer.flush(20)
-            groups = await log.reader().read()
-            found = [e for g in groups for s in g.segments for e in decode_all(s.records)]
-            assert [e.number for e in found if type(e) is v.Tick] == list(range(count))
-            assert count > 100 and writer.epoch == epoch
-            assert len(list((await log.client.members()).members)) == 3

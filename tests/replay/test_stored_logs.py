@@ -81,7 +81,8 @@ def test_every_environment_makes_the_same_of_them() -> None:
         assert verdict["unanchored"] == verdict["foreign"] == verdict["skipped"] == 0, name
         missing = [k.__name__ for k in frozen.FROZEN[name][1] if not found["kinds"].get(k.__name__)]
         assert not missing, f"{name} has no {missing}"
-        assert found["explained"] == found["kinds"]["RequestArrived"] > 5, name
+        arrived = found["kinds"]["RequestArrived"]
+        assert arrived >= found["explained"] >= min(arrived, frozen.MOST_EXPLAINED // 2) > 5, name
     totals = {
         kind: sum(found["verdict"][kind] for found in first.values())
         for kind in ("contested", "stalls", "holders", "plans", "migrations", "waits", "answers")

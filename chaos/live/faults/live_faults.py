@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from relume.chaos.live.errors import CannotStrike
 from relume.chaos.live.failpoint_server import FailpointError
@@ -20,24 +19,19 @@ from relume.chaos.live.faults import flipped_weights
 from relume.chaos.live.faults.cpu_limit import Limit
 from relume.chaos.live.faults.failing_engines import FailingEngines
 from relume.chaos.live.faults.garbled_reports import PERIOD_S, GarbledReports
+from relume.chaos.live.faults.log_faults import LogFaults, Struck, stopped
 from relume.chaos.live.faults.lossy_messages import Disturbance
 from relume.chaos.live.faults.tcp_links import Link
+from relume.chaos.live.faults.wall_clocks import WallClocks
 from relume.chaos.live.live_clients import Clients
 from relume.chaos.live.log_watch import Watch
-from relume.chaos.live.processes import signals as processes
+from relume.chaos.live.processes import signals
 from relume.chaos.live.processes.fleet_host import Host
 from relume.chaos.scenario.schedule import PlannedFault
 from relume.events.failpoints.points import Action, Failpoint
-from relume.events.log.errors import LogError
-
-Undo = Callable[[], Awaitable[None]]
-Struck = tuple[Undo | None, str]
-"""The function that undoes it, and a detail for the report."""
-
-RESTART_S = 0.5
 
 
-class Faults:
+class Faults(LogFaults):
     """Strikes one run's fleet. `targets`: names of the targets, with roles resolved."""
 
     def __init__(self, host: Host, watch: Watch, clients: Clients, seed: int) -> None:
@@ -46,6 +40,7 @@ class Faults:
         self._clients = clients
         self._rng = random.Random(f"{seed}:faults")
         self._dead: set[int] = set()
+        self._clocks = WallClocks(host.clock_of)
 
     async def strike(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """Raises CannotStrike."""
@@ -55,7 +50,7 @@ class Faults:
     def _killed(self, pids: dict[str, int]) -> str:
         """Kill these, each once: a process killed before may still be exiting."""
         alive = {name: pid for name, pid in pids.items() if pid and pid not in self._dead}
-        struck = {name: pid for name, pid in alive.items() if processes.kill(pid)}
+        struck = {name: pid for name, pid in alive.items() if signals.kill(pid)}
         if not struck:
             raise CannotStrike(f"nothing runs at {', '.join(pids)}")
         self._dead.update(struck.values())
@@ -71,7 +66,7 @@ class Faults:
 
     async def _agent_terminate(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         pids = {w: self._host.agent_pid(w) for w in targets}
-        struck = {name: pid for name, pid in pids.items() if pid and processes.terminate(pid)}
+        struck = {name: pid for name, pid in pids.items() if pid and signals.terminate(pid)}
         if not struck:
             raise CannotStrike(f"nothing runs at {', '.join(pids)}")
         return None, ", ".join(f"{name} {pid}" for name, pid in struck.items())
@@ -80,10 +75,10 @@ class Faults:
         return None, self._killed({w: self._host.daemon_pid(w) for w in targets})
 
     async def _engine_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        return await _stopped({w: self._host.engine_pid(w) for w in targets})
+        return await stopped({w: self._host.engine_pid(w) for w in targets})
 
     async def _agent_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        return await _stopped({w: self._host.agent_pid(w) for w in targets})
+        return await stopped({w: self._host.agent_pid(w) for w in targets})
 
     async def _domain_loss(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """The agent first: no process is left to record the death of the rest."""
@@ -123,7 +118,7 @@ class Faults:
             if pause_s:
                 await pauses.enter_async_context(self._paused(worker, pause_s))
             if times > 1:
-                tasks.append(asyncio.create_task(processes.slow(pid, times)))
+                tasks.append(asyncio.create_task(signals.slow(pid, times)))
 
         async def undo() -> None:
             for task in tasks:
@@ -188,6 +183,8 @@ class Faults:
             for name in targets
             if name in workers
         }
+        if not sockets:
+            raise CannotStrike(f"the log names no engine of {', '.join(targets)}")
         garbled = GarbledReports(sockets, share)
         try:
             await garbled.begin()
@@ -205,16 +202,6 @@ class Faults:
             self._host.forks.fail[worker] += round(planned.amount or 1)
         return None, f"the next {planned.amount:g} starts"
 
-    async def _clock_jump(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        for worker in targets:
-            self._host.clock_of(worker).write_text(f"{planned.amount}")
-        return None, f"{planned.amount:g} s forward, for the agent"
-
-    async def _clock_back(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        for worker in targets:
-            self._host.clock_of(worker).write_text(f"{-(planned.amount or 0)}")
-        return None, f"{planned.amount:g} s backward, for the agent"
-
     # --- checkpoints -----------------------------------------------------------------------
 
     def _daemons(self, targets: Sequence[str]) -> dict[str, int]:
@@ -224,7 +211,7 @@ class Faults:
         return found
 
     async def _holder_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        return await _stopped(self._daemons(targets))
+        return await stopped(self._daemons(targets))
 
     async def _disk_full(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """Strikes daemons that have written to their file; they can still read it."""
@@ -337,98 +324,6 @@ class Faults:
         named = self._host.etcd_links if planned.peer == "etcd" else self._host.gateway_links
         return [link for worker in targets for link in named[worker]]
 
-    # --- control plane and etcd -----------------------------------------------------------
-
-    async def _gateway_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        return None, self._killed({r: self._replica(r) for r in targets})
-
-    async def _leader_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        return await _stopped({r: self._replica(r) for r in targets})
-
-    def _replica(self, name: str) -> int:
-        child = self._host.children[name]
-        return child.pid if child.alive else 0
-
-    async def _etcd_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        etcd = self._host.etcd
-        for member in targets:
-            etcd.kill(member)
-
-        async def undo() -> None:
-            await asyncio.gather(*(etcd.restart(member) for member in targets))
-
-        if planned.for_ns is None:
-            # As etcd's supervisor would.
-            await asyncio.sleep(RESTART_S)
-            await undo()
-            return None, f"started again after {RESTART_S} s"
-        return undo, ""
-
-    async def _etcd_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        return await _stopped({m: self._host.etcd.pid(m) for m in targets})
-
-    async def _etcd_defragment(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        """One after the other, as an operator should."""
-        for member in targets:
-            try:
-                await self._host.etcd.defragment(member)
-            except LogError as error:
-                raise CannotStrike(f"{member} does not defragment: {error}") from None
-        return None, ", ".join(targets)
-
-    async def _etcd_replace(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        etcd = self._host.etcd
-        if 2 * (len(etcd.names) - len(targets)) <= len(etcd.names):
-            raise CannotStrike(f"there is no majority without {', '.join(targets)}")
-        for member in targets:
-            try:
-                await etcd.replace(member)
-            except LogError as error:
-                raise CannotStrike(f"{member} is not replaced: {error}") from None
-        return None, ", ".join(targets)
-
-    async def _etcd_quota(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        """The control plane may lift the alarm by itself before `undo`."""
-        etcd = self._host.etcd
-        try:
-            await etcd.fill()
-        except LogError as error:
-            raise CannotStrike(f"etcd does not answer: {error}") from None
-
-        async def undo() -> None:
-            with suppress(LogError):
-                await etcd.empty()
-
-        return undo, "by the alarm of a full database"
-
-    async def _disk_slow(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
-        strace = shutil.which("strace")
-        if strace is None:
-            raise CannotStrike("no strace")
-        delay_us = round(1000 * (planned.amount or 0))
-        calls = "fsync,fdatasync"
-        tracers = [
-            await asyncio.create_subprocess_exec(
-                strace, "-f", "-qq", "-e", f"trace={calls}",
-                "-e", f"inject={calls}:delay_enter={delay_us}",
-                "-o", "/dev/null", "-p", str(self._host.etcd.pid(member)),
-            )
-            for member in targets
-        ]  # fmt: skip
-
-        async def undo() -> None:
-            for tracer in tracers:
-                with suppress(ProcessLookupError):
-                    tracer.terminate()
-            for tracer in tracers:
-                await tracer.wait()
-
-        await asyncio.sleep(0.2)
-        if any(tracer.returncode is not None for tracer in tracers):
-            await undo()
-            raise CannotStrike("strace may not follow etcd")
-        return undo, f"{planned.amount:g} ms a call"
-
     # --- clients ---------------------------------------------------------------------------
 
     async def _client_gone(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
@@ -437,18 +332,6 @@ class Faults:
         if not left:
             raise CannotStrike("its client has its answer already")
         return None, ""
-
-
-async def _stopped(pids: dict[str, int]) -> Struck:
-    stopped = {name: pid for name, pid in pids.items() if pid and await processes.stop(pid)}
-    if not stopped:
-        raise CannotStrike(f"nothing runs at {', '.join(pids)}")
-
-    async def undo() -> None:
-        for pid in stopped.values():
-            processes.go_on(pid)
-
-    return undo, ", ".join(f"{name} {pid}" for name, pid in stopped.items())
 
 
 def _counted(flipped: dict[str, int]) -> str:

@@ -38,16 +38,25 @@ class Link:
         return f"{self.host}:{self.port}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, self.host, self.port)
+        self._server = await asyncio.start_server(self.serve, self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
+        await self.close()
+
+    async def close(self) -> None:
+        """End all its connections."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def passes(self) -> dict[str, bool]:
+        """Whether it forwards, by direction."""
+        return {way: passes.is_set() for way, passes in self._ways.items()}
 
     def cut(self, *ways: str) -> None:
         """Stop forwarding in these directions (default: both)."""
@@ -64,7 +73,8 @@ class Link:
         the first `after(bytes)` of the bytes read."""
         self._tear = after
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Relay a connection that was accepted."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -15,11 +16,13 @@ import aiohttp
 from aetcd import rpc
 
 from relume.chaos.live.errors import LiveError
+from relume.chaos.live.faults.peer_links import PeerLinks
 from relume.chaos.live.processes.signals import kill
 from relume.chaos.memory_folder import memory_folder
 from relume.controlplane.local.child_processes import Child, free_port
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.errors import LeaseGone
 from relume.events.etcd.maintenance import NOSPACE, Maintenance
 from relume.events.log.errors import LogError
 
@@ -33,13 +36,21 @@ class Etcd:
     """An async context manager: inside, all members answer; outside, nothing is left.
 
     Data lies in memory if possible: fsync costs nothing there. `quota_bytes` 0: etcd's default.
+    `linked`: members reach each other by way of `links`, which can be cut.
     """
 
-    def __init__(self, members: int, quota_bytes: int = 0) -> None:
+    def __init__(self, members: int, quota_bytes: int = 0, *, linked: bool = False) -> None:
         self.names = tuple(f"e{index}" for index in range(members))
         self._quota_bytes = quota_bytes
         self._client_ports = [free_port() for _ in self.names]
-        self._peer_ports = [free_port() for _ in self.names]
+        self._listen_ports = [free_port() for _ in self.names]
+        self._peer_ports = self._listen_ports
+        self.links: PeerLinks | None = None
+        if linked:
+            self._peer_ports = [free_port() for _ in self.names]
+            ports = dict(zip(self.names, self._peer_ports, strict=True))
+            targets = dict(zip(self.names, self._listen_ports, strict=True))
+            self.links = PeerLinks(ports, targets, self._pids)
         self._children: dict[str, Child] = {}
         self._dir = Path()
 
@@ -54,9 +65,14 @@ class Etcd:
     def pid(self, name: str) -> int:
         return self._children[name].pid
 
+    def _pids(self) -> dict[str, int]:
+        return {name: child.pid for name, child in self._children.items() if child.alive}
+
     async def __aenter__(self) -> Self:
         self._dir = Path(tempfile.mkdtemp(prefix="relume-chaos-etcd-", dir=memory_folder()))
         try:
+            if self.links is not None:
+                await self.links.__aenter__()
             for name in self.names:
                 self._start(name)
             await self.healthy()
@@ -71,6 +87,8 @@ class Etcd:
                 child.kill()
         for child in self._children.values():
             await asyncio.to_thread(child.process.wait)
+        if self.links is not None:
+            await self.links.__aexit__()
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def _start(self, name: str, *, joins: bool = False) -> None:
@@ -80,12 +98,13 @@ class Etcd:
             raise LiveError("no etcd found: set RELUME_ETCD to its path")
         index = self.names.index(name)
         client = f"http://127.0.0.1:{self._client_ports[index]}"
+        listens = f"http://127.0.0.1:{self._listen_ports[index]}"
         peer = f"http://127.0.0.1:{self._peer_ports[index]}"
         all_peers = zip(self.names, self._peer_ports, strict=True)
         argv = [
             binary, "--name", name, "--data-dir", str(self._dir / name),
             "--listen-client-urls", client, "--advertise-client-urls", client,
-            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--listen-peer-urls", listens, "--initial-advertise-peer-urls", peer,
             "--initial-cluster", ",".join(f"{n}=http://127.0.0.1:{p}" for n, p in all_peers),
             "--heartbeat-interval", str(HEARTBEAT_MS), "--election-timeout", str(10 * HEARTBEAT_MS),
             "--quota-backend-bytes", str(self._quota_bytes), "--log-level", "error",
@@ -141,6 +160,22 @@ class Etcd:
         """Defragment the database of a member. Raises LogError."""
         async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
             await client.defragment(self.endpoint(name))
+
+    async def age_leases(self, seconds: float, prefix: str) -> int:
+        """Leases of keys under `prefix` have `seconds` less left: etcd revokes those that had no more.
+        Returns how many. A lease that had more keeps its time. Raises LogError."""
+        revoked = 0
+        async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
+            for lease in (await client.call("LeaseLeases", rpc.LeaseLeasesRequest())).leases:
+                request = rpc.LeaseTimeToLiveRequest(ID=lease.ID, keys=True)
+                left = await client.call("LeaseTimeToLive", request)
+                if 0 <= left.TTL < seconds and any(
+                    key.startswith(prefix.encode()) for key in left.keys
+                ):
+                    with suppress(LeaseGone):
+                        await client.lease_revoke(lease.ID)
+                        revoked += 1
+        return revoked
 
     async def replace(self, name: str) -> None:
         """Remove a member with its data, and have a new one take its place. etcd refuses a change of

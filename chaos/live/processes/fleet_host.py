@@ -31,6 +31,9 @@ from relume.events.failpoints.failpoint_client import ENVIRONMENT
 
 CLOCK = Path(__file__).parents[1] / "clock"
 _BLOCKS = ("stream-loss", "stream-duplicate", "stream-reorder")
+_REPLICA_CUTS = frozenset(("replica-cut", "replica-calls-lost", "replica-answers-lost"))
+_CLOCKS = frozenset(("clock-jump", "clock-back", "clock-drift"))
+_REPLICA_CLOCKS = frozenset(f"replica-{fault}" for fault in _CLOCKS)
 NEVER = ("--snapshot-every-s", "1000000", "--snapshot-every-revisions", "100000000")
 """Flags that keep the whole log of a run in etcd, unless etcd is full."""
 
@@ -43,8 +46,8 @@ def _has_failpoint(fault: PlannedFault) -> bool:
 class Host(LocalFleet):
     """A local fleet that faults can strike. `etcd` has its log, under `prefix`.
 
-    `etcd_links`: from each worker to each member; `gateway_links`: to its engine and to its
-    agent's notices; `disturbers`: in front of each worker's state daemon; `forks`: in front of the
+    `etcd_links`: from each worker or replica to each member; `gateway_links`: to a worker's engine
+    and to its agent's notices; `disturbers`: in front of each worker's state daemon; `forks`: in front of the
     zygote; `failpoints`: of engines and state daemons. Each is empty or None if no fault of the
     schedule needs it.
     """
@@ -68,7 +71,7 @@ class Host(LocalFleet):
         self.failpoints: FailpointServer | None = None
         self.canary_s = 0.0
         """Time between two canaries to a worker; 0: the agent's own."""
-        self._clocks = any(f.what in ("clock-jump", "clock-back") for f in schedule.faults)
+        self._whats = frozenset(fault.what for fault in schedule.faults)
         self._ports: dict[str, tuple[int, int]] = {}
         self._stack = AsyncExitStack()
 
@@ -86,12 +89,13 @@ class Host(LocalFleet):
         await self._stack.aclose()
 
     async def _interpose(self, faults: Sequence[PlannedFault]) -> None:
-        whats = {f.what for f in faults}
-        peers = {f.peer for f in faults}
+        whats, peers = self._whats, {f.peer for f in faults}
+        if whats & _REPLICA_CUTS:
+            for name in self.schedule.control_planes:
+                self.etcd_links[name] = await self._linked_to_etcd()
         for index, name in enumerate(self.schedule.workers):
             if "etcd" in peers:
-                links = [Link(endpoint) for endpoint in self.etcd.endpoints]
-                self.etcd_links[name] = [await self._stack.enter_async_context(x) for x in links]
+                self.etcd_links[name] = await self._linked_to_etcd()
             if "gateway" in peers or "frame-cut" in whats:
                 host = f"127.0.1.{index + 1}"
                 self._ports[name] = free_port(), free_port()
@@ -113,6 +117,10 @@ class Host(LocalFleet):
         if any(_has_failpoint(fault) for fault in faults):
             server = FailpointServer(self.dir / "failpoints.sock")
             self.failpoints = await self._stack.enter_async_context(server)
+
+    async def _linked_to_etcd(self) -> list[Link]:
+        links = [Link(endpoint) for endpoint in self.etcd.endpoints]
+        return [await self._stack.enter_async_context(link) for link in links]
 
     def _prepare_checkpoints(self) -> None:
         super()._prepare_checkpoints()
@@ -146,15 +154,26 @@ class Host(LocalFleet):
         """Environment with the file of its clock's error, if a fault changes clocks, and with the
         server of its failpoints, if a fault needs one."""
         failpoints = {ENVIRONMENT: str(self.failpoints.path)} if self.failpoints else {}
-        if not self._clocks:
-            return {**ENGINE_ENV, **failpoints}
-        path = os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH", ""))))
-        clock = {"PYTHONPATH": path, "RELUME_CLOCK": str(self.clock_of(f"w{index}"))}
+        clock = self._clock_env(f"w{index}") if self._whats & _CLOCKS else {}
         return {**ENGINE_ENV, **failpoints, **clock}
 
-    def clock_of(self, worker: str) -> Path:
-        """The file with the error in seconds of the clock of a worker's host."""
-        return self.dir / "run" / f"{worker}.clock"
+    def replica_flags(self, index: int) -> list[str]:
+        """Flags for its link to the log."""
+        if links := self.etcd_links.get(f"r{index}"):
+            return ["--etcd", ",".join(link.endpoint for link in links)]
+        return []
+
+    def replica_env(self, index: int) -> dict[str, str]:
+        """Environment with the file of its clock's error, if a fault changes clocks of replicas."""
+        return self._clock_env(f"r{index}") if self._whats & _REPLICA_CLOCKS else {}
+
+    def _clock_env(self, name: str) -> dict[str, str]:
+        path = os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH", ""))))
+        return {"PYTHONPATH": path, "RELUME_CLOCK": str(self.clock_of(name))}
+
+    def clock_of(self, name: str) -> Path:
+        """The file with the error in seconds of the clock of a worker's agent, or of a replica."""
+        return self.dir / "run" / f"{name}.clock"
 
     # --- targets to strike ------------------------------------------------------------------
 

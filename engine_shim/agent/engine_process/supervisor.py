@@ -315,6 +315,7 @@ class Supervisor:
         self._say_started(self._engine)
         if self._ready is not None:
             self._journal.record(self._ready)
+        self._reports.state_again()
 
     async def _bury(self, engine: EngineProcesses, reason: str, detail: str) -> None:
         """The engine is dead or condemned: notify gateways and the log first, then clean up."""

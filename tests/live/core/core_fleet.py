@@ -111,10 +111,10 @@ class CoreFleet(Scene):
         for name in WORKERS:
             await self.drain(name, "undrain")
 
-    async def configure(self, **settings: str) -> None:
-        """Settings of the room `checkpoints`, from now on."""
+    async def configure(self, room: str, **settings: str) -> None:
+        """Settings of that room, from now on."""
         for key, value in settings.items():
-            body = {"key": f"checkpoints.{key}", "value": value}
+            body = {"key": f"{room}.{key}", "value": value}
             answer = await self.fleet.admin("config", "PUT", body=body)
             assert answer.get("state") == "decided", answer
 

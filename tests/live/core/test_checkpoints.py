@@ -28,9 +28,9 @@ BLOCKS = 10
 @pytest_asyncio.fixture(loop_scope="session")
 async def restores(fleet: CoreFleet) -> AsyncIterator[None]:
     """Recovery restores whatever a holder has (LUMEN Eq. 6), however small."""
-    await fleet.configure(recovery="eq6", tau="0")
+    await fleet.configure("checkpoints", recovery="eq6", tau="0")
     yield
-    await fleet.configure(recovery="completion", tau="512")
+    await fleet.configure("checkpoints", recovery="completion", tau="512")
 
 
 @dataclass

@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+from relume.chaos.live.faults.garbled_reports import GarbledReports
 from relume.chaos.traffic import Stream
 from relume.events import vocabulary as v
 from relume.events.failpoints.points import Action, Failpoint
@@ -211,6 +212,34 @@ async def decided(fleet: CoreFleet, state: HealthState) -> None:
         asked = await fleet.streams(12, 16, fleet.named(f"{state}{sent}"))
         assert not whole(asked)
         await fleet.until_ended(asked)
+
+
+async def test_an_engine_whose_reports_nobody_can_read_gets_no_requests_until_they_can(
+    fleet: CoreFleet,
+) -> None:
+    """Malformed steps come to the socket of its agent beside its own. No process ends by them."""
+    calm = await fleet.calm(6, 24)
+    pids = {name: child.pid for name, child in fleet.fleet.children.items()}
+    worker = fleet.state.workers["w1"]
+    socket = fleet.fleet.dir / "run" / "w1" / "agent.sock"
+    garbled = GarbledReports({socket: worker.incarnation}, 1.0)
+    await fleet.configure("health", window_ticks="6", dropped_ticks="2")
+    await garbled.begin()
+    try:
+        await decided(fleet, HealthState.UNHEALTHY)
+        meanwhile = await fleet.streams(6, 24, fleet.named("unread"))
+    finally:
+        await garbled.end()
+    assert not whole(meanwhile)
+    assert same(calm, meanwhile) == []
+    await fleet.until_ended(meanwhile)
+    assert "w1" not in {d.worker for made in (await fleet.routes(meanwhile)).values() for d in made}
+    dropped = [e for e in await fleet.events() if type(e) is v.ReportsDropped]
+    assert {e.worker for e in dropped} == {"w1"} and "malformed" in dropped[0].reason
+    await decided(fleet, HealthState.HEALTHY)
+    await fleet.configure("health", window_ticks="30", dropped_ticks="3")
+    assert pids == {name: child.pid for name, child in fleet.fleet.children.items()}
+    assert fleet.state.workers["w1"].incarnation == worker.incarnation
 
 
 async def test_an_idle_engine_that_hangs_is_found_by_its_agent_and_restarted(

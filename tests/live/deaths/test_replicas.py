@@ -102,7 +102,7 @@ async def test_why_answers_though_the_gateway_died_before_its_append(
         etcd = await stack.enter_async_context(EtcdServer())
         proxy = await stack.enter_async_context(CutProxy(etcd.endpoints[0]))
         options = msgspec.structs.replace(
-            options, etcd=etcd.endpoints[0], replica_etcd=proxy.endpoint
+            options, etcd=etcd.endpoints[0], replica_args=("--etcd", proxy.endpoint)
         )
         scene = await stack.enter_async_context(scene_of(options))
         await _serves(scene, scene.url)

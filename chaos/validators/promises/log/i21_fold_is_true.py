@@ -15,7 +15,8 @@ the feature level in force (`relume.chaos.validators.feature_levels`).
 Permitted differences, each with its reason:
 
 - An engine that lost reports, or whose agent could not read some: the account goes by its replicas
-  from then on (`account.doubt`).
+  from then on (`account.doubt`). If the engine then becomes idle, the account may keep a request of
+  the batch of its last step until the next step.
 - An engine that writes again after its worker was declared lost: the declaration cleared its
   account, so attempts from before are unknown. If the engine then ends all of them, the account keeps the
   batch of its last step (`decoding`, `context`) until the next step.

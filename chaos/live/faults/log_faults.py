@@ -1,0 +1,218 @@
+"""Faults of replicas, of etcd's members, of the ways to them, and of clocks, on real processes; a part
+of `live_faults.Faults`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from relume.chaos.live.errors import CannotStrike
+from relume.chaos.live.faults.wall_clocks import WallClocks
+from relume.chaos.live.processes import signals
+from relume.chaos.live.processes.fleet_host import Host
+from relume.chaos.scenario.schedule import PlannedFault
+from relume.events.log.errors import LogError
+
+Undo = Callable[[], Awaitable[None]]
+Struck = tuple[Undo | None, str]
+"""The function that undoes it, and a detail for the report."""
+
+RESTART_S = 0.5
+HANG_MS = 3_600_000.0
+"""More than any run lasts."""
+
+
+async def stopped(pids: dict[str, int]) -> Struck:
+    """SIGSTOP to these processes, by name. Raises CannotStrike if none runs (pid 0: gone)."""
+    found = {name: pid for name, pid in pids.items() if pid and await signals.stop(pid)}
+    if not found:
+        raise CannotStrike(f"nothing runs at {', '.join(pids)}")
+
+    async def undo() -> None:
+        for pid in found.values():
+            signals.go_on(pid)
+
+    return undo, ", ".join(f"{name} {pid}" for name, pid in found.items())
+
+
+class LogFaults:
+    """Strikes the control plane, its etcd and the clocks of one run's fleet."""
+
+    _host: Host
+    _clocks: WallClocks
+
+    def _killed(self, pids: dict[str, int]) -> str:
+        raise NotImplementedError
+
+    # --- replicas ---------------------------------------------------------------------------
+
+    def _replica(self, name: str) -> int:
+        child = self._host.children[name]
+        return child.pid if child.alive else 0
+
+    async def _gateway_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return None, self._killed({r: self._replica(r) for r in targets})
+
+    async def _leader_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return await stopped({r: self._replica(r) for r in targets})
+
+    async def _replica_cut(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return self._cut_replicas(targets)
+
+    async def _replica_calls_lost(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return self._cut_replicas(targets, "to")
+
+    async def _replica_answers_lost(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return self._cut_replicas(targets, "fro")
+
+    def _cut_replicas(self, targets: Sequence[str], *ways: str) -> Struck:
+        links = [link for replica in targets for link in self._host.etcd_links[replica]]
+        for link in links:
+            link.cut(*ways)
+
+        async def undo() -> None:
+            for link in links:
+                link.mend()
+
+        return undo, f"{len(links)} links to etcd"
+
+    # --- clocks -----------------------------------------------------------------------------
+
+    async def _clock_jump(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return self._jump(targets, planned.amount or 0.0)
+
+    async def _clock_back(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return self._jump(targets, -(planned.amount or 0.0))
+
+    def _jump(self, targets: Sequence[str], seconds: float) -> Struck:
+        for name in targets:
+            self._clocks.jump(name, seconds)
+        return None, f"{seconds:+g} s, for its agent or replica"
+
+    async def _clock_drift(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        ppm = planned.amount or 0.0
+        drifts = [asyncio.create_task(self._clocks.drift(name, ppm)) for name in targets]
+
+        async def undo() -> None:
+            for drift in drifts:
+                drift.cancel()
+            await asyncio.gather(*drifts, return_exceptions=True)
+
+        return undo, f"{ppm:g} parts per million fast, for its agent or replica"
+
+    _replica_clock_jump, _replica_clock_back = _clock_jump, _clock_back
+    _replica_clock_drift = _clock_drift
+
+    # --- etcd -------------------------------------------------------------------------------
+
+    async def _etcd_kill(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        etcd = self._host.etcd
+        for member in targets:
+            etcd.kill(member)
+
+        async def undo() -> None:
+            await asyncio.gather(*(etcd.restart(member) for member in targets))
+
+        if planned.for_ns is None:
+            # As etcd's supervisor would.
+            await asyncio.sleep(RESTART_S)
+            await undo()
+            return None, f"started again after {RESTART_S} s"
+        return undo, ""
+
+    async def _etcd_stop(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return await stopped({m: self._host.etcd.pid(m) for m in targets})
+
+    async def _etcd_defragment(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        """One after the other, as an operator should."""
+        for member in targets:
+            try:
+                await self._host.etcd.defragment(member)
+            except LogError as error:
+                raise CannotStrike(f"{member} does not defragment: {error}") from None
+        return None, ", ".join(targets)
+
+    async def _etcd_replace(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        etcd = self._host.etcd
+        if 2 * (len(etcd.names) - len(targets)) <= len(etcd.names):
+            raise CannotStrike(f"there is no majority without {', '.join(targets)}")
+        for member in targets:
+            try:
+                await etcd.replace(member)
+            except LogError as error:
+                raise CannotStrike(f"{member} is not replaced: {error}") from None
+        return None, ", ".join(targets)
+
+    async def _etcd_quota(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        """The control plane may lift the alarm by itself before `undo`."""
+        etcd = self._host.etcd
+        try:
+            await etcd.fill()
+        except LogError as error:
+            raise CannotStrike(f"etcd does not answer: {error}") from None
+
+        async def undo() -> None:
+            with suppress(LogError):
+                await etcd.empty()
+
+        return undo, "by the alarm of a full database"
+
+    async def _etcd_cut(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        links = self._host.etcd.links
+        if links is None or len(self._host.etcd.names) == 1:
+            raise CannotStrike("this etcd has no links between members")
+        for member in targets:
+            links.cut(member)
+
+        async def undo() -> None:
+            for member in targets:
+                links.mend(member)
+
+        return undo, ", ".join(targets)
+
+    async def _etcd_clock_jump(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        """Only leases show what time it is for etcd."""
+        try:
+            revoked = await self._host.etcd.age_leases(planned.amount or 0.0, self._host.prefix)
+        except LogError as error:
+            raise CannotStrike(f"etcd does not answer: {error}") from None
+        if not revoked:
+            raise CannotStrike("no lease has so little time left")
+        return None, f"{revoked} leases ended"
+
+    async def _disk_slow(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return await self._delayed(planned.amount or 0.0, targets)
+
+    async def _disk_hangs(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return await self._delayed(HANG_MS, targets)
+
+    async def _delayed(self, delay_ms: float, targets: Sequence[str]) -> Struck:
+        strace = shutil.which("strace")
+        if strace is None:
+            raise CannotStrike("no strace")
+        delay_us = round(1000 * delay_ms)
+        calls = "fsync,fdatasync"
+        tracers = [
+            await asyncio.create_subprocess_exec(
+                strace, "-f", "-qq", "-e", f"trace={calls}",
+                "-e", f"inject={calls}:delay_enter={delay_us}",
+                "-o", "/dev/null", "-p", str(self._host.etcd.pid(member)),
+            )
+            for member in targets
+        ]  # fmt: skip
+
+        async def undo() -> None:
+            for tracer in tracers:
+                with suppress(ProcessLookupError):
+                    tracer.terminate()
+            for tracer in tracers:
+                await tracer.wait()
+
+        await asyncio.sleep(0.2)
+        if any(tracer.returncode is not None for tracer in tracers):
+            await undo()
+            raise CannotStrike("strace may not follow etcd")
+        return undo, f"{delay_ms:g} ms a call"
