@@ -38,7 +38,7 @@ check: lint ## the fast loop, without etcd or engines: linters, types, unit test
 test: models lint wheel ## check, the wheel, tests on real etcd, and the core on real vLLM (10 minutes on two cores)
 	@$(WITH_ETCD); exec $(TIER) test $(ARGS)
 
-test-full: models lint wheel ## every test there is, and make chaos (half an hour to an hour on two cores)
+test-full: models lint wheel ## every test there is, and make chaos (half an hour to 100 minutes on two cores)
 	@$(WITH_ETCD); exec $(TIER) full $(ARGS)
 	@$(if $(ARGS),,$(MAKE) chaos)
 
@@ -48,7 +48,7 @@ soak: models ## repeat tests (default: the core) beside busy processes: make soa
 chaos: models ## faults on real processes, a CI-sized set (3 to 5 minutes)
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live $(or $(ARGS),--set ci)
 
-chaos-nightly: models ## every applicable fault on real processes, three seeds each (half an hour or so)
+chaos-nightly: models ## every applicable fault on real processes, three seeds each (about an hour)
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live --set nightly --seeds 3 --out .relume/nightly $(ARGS)
 
 fuzz-nightly: env ## 1,000 seeds of simulated fleets; fails too if no run reaches a guard of the product (a quarter of an hour on two cores)

@@ -2,7 +2,7 @@
 
 A tier is a list of stages, each a pytest command. The process becomes the next stage when one is
 over (exec), so a signal always reaches the pytest that runs. Tests of engines and fleets have a
-stage of their own, with one process for each of the two groups. After the last stage the output
+stage of their own, with one process for each of the two groups, and the core has one. After the last stage the output
 ends with the slowest tests and the counts of all stages. Exit status: pytest's own of the first
 stage that failed.
 """
@@ -23,10 +23,12 @@ import pytest
 SPREAD = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 """One process more than there are cores: many of these tests wait for leases and processes."""
 BY_GROUP = ("-n", "2", "--dist", "loadgroup")
+CORE = ("-m", "core", "--inconclusive-limit", "0")
+"""In one process, with nothing beside it."""
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "check": ((*SPREAD, "-m", "not core and not full and not etcd"),),
-    "test": ((*SPREAD, "-m", "not core and not full"), ("-m", "core", "--inconclusive-limit", "0")),
-    "full": ((*SPREAD, "-m", "not engine"), (*BY_GROUP, "-m", "engine")),
+    "test": ((*SPREAD, "-m", "not core and not full"), CORE),
+    "full": ((*SPREAD, "-m", "not engine"), (*BY_GROUP, "-m", "engine and not core"), CORE),
 }
 COUNTS = ("passed", "failed", "skipped", "repeated", "inconclusive")
 SLOWEST = 20

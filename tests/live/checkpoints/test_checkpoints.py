@@ -118,6 +118,11 @@ class Victim:
         )
 
 
+def _worker_of(fleet: Fleet, request: str) -> str:
+    """Empty once it has ended."""
+    return fleet.requests[request].worker if request in fleet.requests else ""
+
+
 async def hit(
     scene: Scene,
     tag: str,
@@ -135,6 +140,8 @@ async def hit(
         victim = Victim(scene, worker)
         await victim.take(streams)
         fleet = await victim.run_until(found(victim))
+        if left := [r for r in victim.requests if _worker_of(fleet, r) != name]:
+            inconclusive(f"{left} went elsewhere before the engine of {name} was killed")
         assert name not in victim.holders(fleet)
         if strike is not None:
             await strike(victim)

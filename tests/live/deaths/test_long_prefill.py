@@ -48,6 +48,8 @@ async def test_long_prefills_move_nothing_and_a_stop_in_one_does(
 async def _left_alone(scene: Scene, engines_starved: Callable[[], bool]) -> dict[str, Stream]:
     """Several prompts fill one step that takes far longer than the bound."""
     calm = await scene.streams(8, 24, "calm", padding=padding(7))
+    if whole(calm) and engines_starved():
+        inconclusive(f"engines that waited for processors could show no work: {whole(calm)}")
     assert not whole(calm)
     assert min(s.usage["prompt_tokens"] for s in calm.values()) > 7_000
     first_s = [s.first - s.started for s in calm.values()]
