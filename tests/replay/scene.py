@@ -273,6 +273,10 @@ class Scene:
             while not condition():
                 await asyncio.sleep(0.005)
 
+    def running_covered(self, worker: str) -> bool:
+        """Whether a death there interrupts something that can be restored."""
+        return any(clients.running_covered(worker) for clients in self.clients.values())
+
     async def traffic(self, count: int, prefix: str = "q", at_once: int = 24) -> None:
         """`count` requests, spread over the replicas that live when they begin."""
         names = iter([f"{prefix}{n}" for n in range(count)])

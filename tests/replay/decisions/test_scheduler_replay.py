@@ -23,8 +23,9 @@ async def eventful_log(
     async with Scene(seed, workers=workers, policy=policy) as scene:
         rng = scene.rng
         traffic = asyncio.create_task(scene.traffic(requests))
-        await asyncio.sleep(0.02)
+        await scene.until(lambda: traffic.done() or scene.running_covered("w0"), 20.0)
         scene.workers["w0"].die()
+        await asyncio.sleep(0.01)
         scene.workers["w2"].kill_daemon()
         await asyncio.sleep(0.01)
         scene.log.pause()
