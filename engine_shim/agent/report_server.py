@@ -102,7 +102,6 @@ class ReportServer:
         self.on_layout: Callable[[Layout], None] = lambda _layout: None
         self.frames_dropped = 0
         self._unread = UnreadReports(journal)
-        self._muted_for = ""
 
     async def __aenter__(self) -> ReportServer:
         for stale in (self._path, *self._path.parent.glob(f"{self._path.name}.*.alive")):
@@ -122,14 +121,12 @@ class ReportServer:
     def begin(self, incarnation: int) -> None:
         """Accept the processes of this incarnation; those that connected early waited."""
         self._incarnation = incarnation
-        self._muted_for = ""
         self._unread.begin(incarnation)
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def state_again(self) -> None:
-        """Record in a log that knows nothing of it that no more is read of the engine, if so."""
-        if self._muted_for:
-            self._unread.note(self._muted_for, muted=True)
+        """In a log that knows nothing of the engine."""
+        self._unread.state_again()
 
     def end(self) -> None:
         """Take what the engine sent before it died, then close all of its connections."""
@@ -288,7 +285,6 @@ class _Connection:
             self.close()
         else:
             self._muted = True
-            self._server._muted_for = detail
             self._server._unread.note(detail, muted=True)
             self._logger.error("report connection muted: framing lost", pid=self._pid, why=detail)
 

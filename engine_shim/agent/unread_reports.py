@@ -26,11 +26,13 @@ class UnreadReports:
         self._journal = journal
         self._incarnation = self._count = 0
         self._reason, self._muted = "", False
+        self._muted_for = ""
         self._due: asyncio.TimerHandle | None = None
 
     def begin(self, incarnation: int) -> None:
         """An engine lives."""
         self._incarnation = incarnation
+        self._muted_for = ""
 
     def end(self) -> None:
         """The engine is dead: write the rest, which then stands before its death."""
@@ -44,8 +46,15 @@ class UnreadReports:
         that sent it."""
         self._count += 1
         self._reason, self._muted = reason[:MAX_REASON], self._muted or muted
+        if muted:
+            self._muted_for = reason
         if self._due is None:
             self._write()
+
+    def state_again(self) -> None:
+        """Record in a log that knows nothing of it that no more is read of the engine, if so."""
+        if self._muted_for:
+            self.note(self._muted_for, muted=True)
 
     def _write(self) -> None:
         self._due = None

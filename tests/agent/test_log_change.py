@@ -39,6 +39,16 @@ async def test_a_running_engine_is_adopted_by_the_new_log(tmp_path: Path) -> Non
         assert not state["replaced"] and state["epoch"] == stage.directory.state.epoch
 
 
+async def test_the_new_log_learns_that_no_more_is_read_of_the_engine(tmp_path: Path) -> None:
+    async with staged(tmp_path / "run", "--garbage", "--pace", "0.02") as stage:
+        await stage.until(lambda: any(e.muted for e in stage.events(v.ReportsDropped)))
+        await stage.until(lambda: stage.directory.state.log == "log0")
+        stage.log.replace()
+        await stage.nth(v.EngineReady, 1)
+        dropped = await stage.nth(v.ReportsDropped, 1)
+        assert dropped.muted and dropped.incarnation == 1
+
+
 async def test_an_idle_agent_notices_the_new_log_by_its_id(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(log_change, "ID_POLL_S", 0.05)
     async with staged(tmp_path / "run") as stage:
