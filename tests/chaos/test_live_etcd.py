@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
+from relume.chaos.live.applicable import why_not
 from relume.chaos.live.errors import CannotStrike
 from relume.chaos.live.faults.live_faults import Faults
 from relume.chaos.live.faults.tcp_links import Link
 from relume.chaos.live.faults.wall_clocks import WallClocks
 from relume.chaos.live.log_watch import Watch
 from relume.chaos.live.processes.etcd_members import Etcd
-from relume.chaos.scenario.schedule import PlannedFault
+from relume.chaos.live.processes.fleet_host import Host
+from relume.chaos.scenario.schedule import PlannedFault, Schedule
+from relume.controlplane.local.local_fleet import FleetOptions
 from relume.events import vocabulary as v
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.config import EtcdConfig
@@ -85,6 +88,44 @@ async def test_a_replica_is_cut_from_each_member_and_no_other_is(
     assert all(all(link.passes.values()) for link in links["r1"])
 
 
+@pytest.mark.parametrize("struck", [(), ("replica-cut", "replica-clock-jump")])
+async def test_replicas_have_links_and_clocks_of_their_own_where_a_fault_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, struck: tuple[str, ...]
+) -> None:
+    schedule = Schedule(
+        scenario="s",
+        seed=1,
+        workers={},
+        control_planes=("r0", "r1"),
+        etcd=("e0",),
+        requests=(),
+        faults=tuple(planned(what, target="r1") for what in struck),
+    )
+    etcd = SimpleNamespace(endpoints=("127.0.0.1:1",))
+    host = Host(FleetOptions(state_dir=str(tmp_path)), schedule, etcd, "/run", print)  # type: ignore[arg-type]
+    found: dict[str, tuple[str, str]] = {}
+
+    def start(name: str, argv: list[str], env: dict[str, str]) -> None:
+        last = max(at for at, word in enumerate(argv) if word == "--etcd")
+        found[name] = argv[last + 1], env.get("RELUME_CLOCK", "")
+
+    monkeypatch.setattr(host, "_child", start)
+    try:
+        await host._interpose(schedule.faults)
+        for index in range(2):
+            host.start_replica(index)
+        for name, own in found.items():
+            endpoint, clock = (
+                (host.etcd_links[name][0].endpoint, str(host.clock_of(name)))
+                if struck
+                else (host.etcd_endpoint, "")
+            )
+            assert own == (endpoint, clock)
+        assert len(set(found.values())) == (2 if struck else 1)
+    finally:
+        await host.stop()
+
+
 async def test_malformed_reports_need_an_engine_that_the_log_names(tmp_path: Path) -> None:
     with pytest.raises(CannotStrike, match="names no engine of w0"):
         await faults(dir=tmp_path).strike(planned("reports-unreadable", target="w0"), ["w0"])
@@ -128,6 +169,26 @@ async def test_leases_that_had_less_left_than_the_clock_of_etcd_jumps_are_gone()
         assert left == [b"/other/short", b"/run/long"]
         with pytest.raises(CannotStrike):
             await struck.strike(planned("etcd-clock-jump", amount=20.0), ["e0"])
+
+
+@pytest.mark.etcd
+@needs_etcd
+async def test_a_member_whose_disk_hangs_takes_nothing_until_it_goes_on() -> None:
+    if why := why_not("disk-hangs"):
+        pytest.skip(why)
+    async with Etcd(1) as etcd:
+        config = EtcdConfig(endpoints=etcd.endpoints, call_timeout_ms=1000)
+        async with EtcdClient(config) as client:
+            await client.put(b"/a", b"1")
+            undo, _ = await faults(etcd=etcd).strike(planned("disk-hangs"), ["e0"])
+            assert undo is not None
+            try:
+                with pytest.raises(LogUnavailable):
+                    await client.put(b"/a", b"2")
+            finally:
+                await undo()
+            await etcd.healthy()
+            await client.put(b"/a", b"3")
 
 
 @pytest.mark.full

@@ -19,10 +19,9 @@ from relume.chaos.live.faults import flipped_weights
 from relume.chaos.live.faults.cpu_limit import Limit
 from relume.chaos.live.faults.failing_engines import FailingEngines
 from relume.chaos.live.faults.garbled_reports import PERIOD_S, GarbledReports
-from relume.chaos.live.faults.log_faults import LogFaults, Struck, stopped
+from relume.chaos.live.faults.log_faults import LogFaults, Struck, cut, stopped
 from relume.chaos.live.faults.lossy_messages import Disturbance
 from relume.chaos.live.faults.tcp_links import Link
-from relume.chaos.live.faults.wall_clocks import WallClocks
 from relume.chaos.live.live_clients import Clients
 from relume.chaos.live.log_watch import Watch
 from relume.chaos.live.processes import signals
@@ -35,26 +34,15 @@ class Faults(LogFaults):
     """Strikes one run's fleet. `targets`: names of the targets, with roles resolved."""
 
     def __init__(self, host: Host, watch: Watch, clients: Clients, seed: int) -> None:
-        self._host = host
+        super().__init__(host)
         self._watch = watch
         self._clients = clients
         self._rng = random.Random(f"{seed}:faults")
-        self._dead: set[int] = set()
-        self._clocks = WallClocks(host.clock_of)
 
     async def strike(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """Raises CannotStrike."""
         act = getattr(self, "_" + planned.what.replace("-", "_"))
         return await act(planned, targets)
-
-    def _killed(self, pids: dict[str, int]) -> str:
-        """Kill these, each once: a process killed before may still be exiting."""
-        alive = {name: pid for name, pid in pids.items() if pid and pid not in self._dead}
-        struck = {name: pid for name, pid in alive.items() if signals.kill(pid)}
-        if not struck:
-            raise CannotStrike(f"nothing runs at {', '.join(pids)}")
-        self._dead.update(struck.values())
-        return ", ".join(f"{name} {pid}" for name, pid in struck.items())
 
     # --- processes of a worker -----------------------------------------------------------
 
@@ -293,14 +281,7 @@ class Faults(LogFaults):
             return self._disturb(targets, "cut", ("to",) if one_way else ("to", "fro"))
         links = self._links(planned, targets)
         ways = ("to" if planned.peer == "etcd" else "fro",) if one_way else ()
-        for link in links:
-            link.cut(*ways)
-
-        async def undo() -> None:
-            for link in links:
-                link.mend()
-
-        return undo, f"to {planned.peer}"
+        return cut(links, ways), f"to {planned.peer}"
 
     _cut_one_way = _cut
 

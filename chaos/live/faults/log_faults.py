@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from relume.chaos.live.errors import CannotStrike
+from relume.chaos.live.faults.tcp_links import Link
 from relume.chaos.live.faults.wall_clocks import WallClocks
 from relume.chaos.live.processes import signals
 from relume.chaos.live.processes.fleet_host import Host
@@ -38,14 +39,34 @@ async def stopped(pids: dict[str, int]) -> Struck:
     return undo, ", ".join(f"{name} {pid}" for name, pid in found.items())
 
 
+def cut(links: Sequence[Link], ways: Sequence[str]) -> Undo:
+    """Nothing passes in these directions (none named: in both) until the undo."""
+    for link in links:
+        link.cut(*ways)
+
+    async def undo() -> None:
+        for link in links:
+            link.mend()
+
+    return undo
+
+
 class LogFaults:
     """Strikes the control plane, its etcd and the clocks of one run's fleet."""
 
-    _host: Host
-    _clocks: WallClocks
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._clocks = WallClocks(host.clock_of)
+        self._dead: set[int] = set()
 
     def _killed(self, pids: dict[str, int]) -> str:
-        raise NotImplementedError
+        """Kill these, each once: a process killed before may still be exiting."""
+        alive = {name: pid for name, pid in pids.items() if pid and pid not in self._dead}
+        struck = {name: pid for name, pid in alive.items() if signals.kill(pid)}
+        if not struck:
+            raise CannotStrike(f"nothing runs at {', '.join(pids)}")
+        self._dead.update(struck.values())
+        return ", ".join(f"{name} {pid}" for name, pid in struck.items())
 
     # --- replicas ---------------------------------------------------------------------------
 
@@ -70,14 +91,7 @@ class LogFaults:
 
     def _cut_replicas(self, targets: Sequence[str], *ways: str) -> Struck:
         links = [link for replica in targets for link in self._host.etcd_links[replica]]
-        for link in links:
-            link.cut(*ways)
-
-        async def undo() -> None:
-            for link in links:
-                link.mend()
-
-        return undo, f"{len(links)} links to etcd"
+        return cut(links, ways), f"{len(links)} links to etcd"
 
     # --- clocks -----------------------------------------------------------------------------
 
