@@ -6,23 +6,26 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from relume.chaos.traffic import Stream
 from relume.chaos.validators.records import events_of
 from relume.controlplane.local.local_fleet import FleetOptions
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Tier
 from tests.live.capacity.test_short_of_capacity import Load, few_at_once, pausing_fleet
 from tests.live.conftest import HANG_S, Scene
-from tests.processes import cpu_time, starved
 from tests.suite.outcomes import inconclusive
 
 PER_S = 6.5
 """Three workers serve 8.3 requests a second, two 5.5."""
 LOOK_S = 10.0
 """For so long after the kill clients' first tokens are looked at."""
+LATE_S = 2.5
+"""A fleet that serves its load gives 90 % of the first tokens sooner (seen: 0.9 s and 1.5 s)."""
 PROMOTED_MS = 1000
 SPARE = ("--spares", "share_percent=10")
 """At least one of four."""
@@ -37,11 +40,8 @@ async def until_spare(scene: Scene) -> str:
 
 
 async def ttft_after_kill(scene: Scene, victim: str) -> list[float]:
-    """Times to first token, in seconds and ascending, of what came after an engine was killed for
-    good."""
+    """`ttft` of what came after an engine was killed for good."""
     load = Load(scene, PER_S, {Tier.STANDARD: 1.0})  # batch may use spares before they are promoted
-    engines = [w["engine_pid"] for w in await scene.fleet.workers() if w["name"] != victim]
-    since = cpu_time(engines)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
         await asyncio.sleep(6.0)
@@ -50,13 +50,25 @@ async def ttft_after_kill(scene: Scene, victim: str) -> list[float]:
         os.kill((await scene.worker(victim))["engine_pid"], signal.SIGKILL)
         await asyncio.sleep(LOOK_S)
         load.stop()
-    if starved(since, cpu_time(engines)):
-        inconclusive("the engines waited for processors, so the load was more than they serve")
+    before = ttft(s for _, s in load.streams if s.first and s.first < killed)
+    if p90(before) > LATE_S:
+        inconclusive(
+            f"the load was more than the fleet served before: TTFT p90 {p90(before):.2f} s"
+        )
     for _, stream in load.streams:
         scene.note(stream, stream.prompt, undisturbed=stream.whole and stream.ended < killed)
     assert [stream.error for _, stream in load.streams if not stream.whole] == []
     await scene.sound()
-    return sorted(s.first - s.started for _, s in load.streams if s.started >= killed)
+    return ttft(s for _, s in load.streams if s.started >= killed)
+
+
+def ttft(streams: Iterable[Stream]) -> list[float]:
+    """Times to first token, in seconds and ascending."""
+    return sorted(stream.first - stream.started for stream in streams)
+
+
+def p90(found: list[float]) -> float:
+    return found[len(found) * 9 // 10]
 
 
 async def test_first_tokens_come_as_before_when_a_spare_takes_over(
@@ -80,10 +92,10 @@ async def test_first_tokens_come_as_before_when_a_spare_takes_over(
     async with pausing_fleet(few_at_once(options, 3), without, monkeypatch) as scene:
         short = await ttft_after_kill(scene, "w0")
     for name, found in (("with", kept), ("without", short)):
-        p90 = found[len(found) * 9 // 10]
+        median = found[len(found) // 2]
         print(
-            f"{name} spare: {len(found)} requests, TTFT median {found[len(found) // 2]:.2f} s, p90 {p90:.2f} s"
+            f"{name} spare: {len(found)} requests, TTFT median {median:.2f} s, p90 {p90(found):.2f} s"
         )
     print(f"promoted {took_ms} ms after the death stood in the log")
     assert took_ms <= PROMOTED_MS
-    assert 2 * kept[len(kept) * 9 // 10] < short[len(short) * 9 // 10]
+    assert 2 * p90(kept) < p90(short)

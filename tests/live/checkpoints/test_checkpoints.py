@@ -85,7 +85,13 @@ class Victim:
         """Let it run until the log shows it; it is left stopped. The log may be far behind on
         a busy machine, so half way through the streams it hardly runs on."""
         deadline = time.monotonic() + HANG_S
-        while not found(fleet := await self.scene.fold()):
+        while True:
+            fleet = await self.scene.fold()
+            there = {r: fleet.requests[r].worker for r in self.requests if r in fleet.requests}
+            if left := [r for r, worker in there.items() if worker != self.name]:
+                inconclusive(f"{left} went elsewhere before anything befell {self.name}")
+            if found(fleet):
+                return fleet
             placed = [fleet.placed.get(r) for r in self.requests]
             assert time.monotonic() < deadline, (placed, fleet.holders)
             if any(s.done for s in self.streams):
@@ -93,7 +99,6 @@ class Victim:
             far = max((len(s.tokens) for s in self.streams), default=0) >= TOKENS // 2
             await self._moment(0.7 if far else 0.0)
             await asyncio.sleep(0.05)
-        return fleet
 
     async def _moment(self, since_s: float, work_s: float = 0.04) -> None:
         """Let it work for a moment if it has not for so long: who is silent for long is hung."""
@@ -118,11 +123,6 @@ class Victim:
         )
 
 
-def _worker_of(fleet: Fleet, request: str) -> str:
-    """Empty once it has ended."""
-    return fleet.requests[request].worker if request in fleet.requests else ""
-
-
 async def hit(
     scene: Scene,
     tag: str,
@@ -140,8 +140,6 @@ async def hit(
         victim = Victim(scene, worker)
         await victim.take(streams)
         fleet = await victim.run_until(found(victim))
-        if left := [r for r in victim.requests if _worker_of(fleet, r) != name]:
-            inconclusive(f"{left} went elsewhere before the engine of {name} was killed")
         assert name not in victim.holders(fleet)
         if strike is not None:
             await strike(victim)

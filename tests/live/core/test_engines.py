@@ -224,20 +224,23 @@ async def test_an_engine_whose_reports_nobody_can_read_gets_no_requests_until_th
     socket = fleet.fleet.dir / "run" / "w1" / "agent.sock"
     garbled = GarbledReports({socket: worker.incarnation}, 1.0)
     await fleet.configure("health", window_ticks="6", dropped_ticks="2")
-    await garbled.begin()
     try:
-        await decided(fleet, HealthState.UNHEALTHY)
-        meanwhile = await fleet.streams(6, 24, fleet.named("unread"))
+        await garbled.begin()
+        try:
+            await decided(fleet, HealthState.UNHEALTHY)
+            meanwhile = await fleet.streams(6, 24, fleet.named("unread"))
+        finally:
+            await garbled.end()
+        assert not whole(meanwhile)
+        assert same(calm, meanwhile) == []
+        await fleet.until_ended(meanwhile)
+        decisions = [d for made in (await fleet.routes(meanwhile)).values() for d in made]
+        assert "w1" not in {d.worker for d in decisions}
+        dropped = [e for e in await fleet.events() if type(e) is v.ReportsDropped]
+        assert {e.worker for e in dropped} == {"w1"} and "malformed" in dropped[0].reason
+        await decided(fleet, HealthState.HEALTHY)
     finally:
-        await garbled.end()
-    assert not whole(meanwhile)
-    assert same(calm, meanwhile) == []
-    await fleet.until_ended(meanwhile)
-    assert "w1" not in {d.worker for made in (await fleet.routes(meanwhile)).values() for d in made}
-    dropped = [e for e in await fleet.events() if type(e) is v.ReportsDropped]
-    assert {e.worker for e in dropped} == {"w1"} and "malformed" in dropped[0].reason
-    await decided(fleet, HealthState.HEALTHY)
-    await fleet.configure("health", window_ticks="30", dropped_ticks="3")
+        await fleet.configure("health", window_ticks="30", dropped_ticks="3")
     assert pids == {name: child.pid for name, child in fleet.fleet.children.items()}
     assert fleet.state.workers["w1"].incarnation == worker.incarnation
 
