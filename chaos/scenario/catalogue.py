@@ -341,16 +341,7 @@ FIGURES: Mapping[str, str] = {
     "makespan_s": "from the first arrival to the last token",
 }
 
-PROMISES = (
-    *(f"I{number}" for number in range(1, 20)),
-    "I21",
-    "I22",
-    "I23",
-    "I24",
-    "I25",
-    "I26",
-    "I27",
-)
+PROMISES = tuple(f"I{number}" for number in range(1, 28))
 
 HARDWARE: Mapping[str, tuple[str, ...]] = {
     "tiny": ("cpu",),

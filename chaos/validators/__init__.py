@@ -44,6 +44,7 @@ from relume.chaos.validators.promises.workers import (
     i15_effects_once,
     i17_living_owners,
     i19_engine_stops,
+    i20_ends_of_processes,
     i27_rolling_restart,
 )
 from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
@@ -74,6 +75,7 @@ CHECKS: Mapping[str, Check] = {
     "I17": i17_living_owners.check,
     "I18": i18_sound_dispatch.check,
     "I19": i19_engine_stops.check,
+    "I20": i20_ends_of_processes.check,
     "I21": i21_fold_is_true.check,
     "I22": i22_needless_failure.check,
     "I23": i23_covered_restores.check,
@@ -104,8 +106,8 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     results, and the time (ms); `unkept`: requests, by their client's id, whose prompts may not be
     kept; `truth`: what a simulated fleet really was; `began_ms`: wall time of the run's start; `away`:
     workers that a fault kept from gateways for a while; `cut_off`: streams whose owners could not keep
-    their lease, from when to when (ms; None: unknown); `strikes`: what each fault struck; `limits`: those
-    of the run's settings; `late_ms`: streams whose writer is late, and by how much at most;
+    their lease, from when to when (ms; None: unknown); `strikes`: what each fault struck (None: unknown);
+    `limits`: those of the run's settings; `late_ms`: streams whose writer is late, and by how much at most;
     `link_ms`: what a fault delayed messages to and from engines by."""
 
     given_bytes: int | None = None
@@ -121,7 +123,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     began_ms: int = 0
     away: Collection[str] = ()
     cut_off: Sequence[tuple[str, int, int]] | None = None
-    strikes: Sequence[Strike] = ()
+    strikes: Sequence[Strike] | None = None
     limits: ServiceLimits | None = None
     late_ms: Mapping[str, int] = {}
     link_ms: int = 0
@@ -152,15 +154,16 @@ def violations(
             truth=known.truth,
             began_ms=known.began_ms,
             away=known.away,
-            strikes=known.strikes,
+            strikes=known.strikes or (),
             limits=known.limits,
         ),
         "I19": partial(
             i19_engine_stops.check,
             truth=known.truth,
-            strikes=known.strikes,
+            strikes=known.strikes or (),
             began_ms=known.began_ms,
         ),
+        "I20": partial(i20_ends_of_processes.check, strikes=known.strikes, truth=known.truth),
         "I26": partial(
             i26_lost_speed.check,
             strikes=known.strikes if known.truth is not None else None,

@@ -37,7 +37,13 @@ from relume.policies.liveness import overdue, stall
 from relume.policies.recovery.lineage import Lineage
 from relume.policies.routing import choose_worker, eligibility
 from relume.policies.state import coverage
-from tests.runner import decision_plants, fold_plants, refusal_plants, service_plants
+from tests.runner import (
+    decision_plants,
+    fold_plants,
+    process_plants,
+    refusal_plants,
+    service_plants,
+)
 
 LIMIT_S = 280.0
 """Real time of a run: on a machine with other work some take minutes."""
@@ -366,7 +372,12 @@ PLANTS = {
 
 PLANTS |= {
     put.__name__.strip("_"): Plant(promises, run, put)
-    for promises, run, put in (*fold_plants.BUGS, *refusal_plants.BUGS, *service_plants.BUGS)
+    for promises, run, put in (
+        *fold_plants.BUGS,
+        *process_plants.BUGS,
+        *refusal_plants.BUGS,
+        *service_plants.BUGS,
+    )
 }
 
 

@@ -19,7 +19,7 @@ from relume.chaos.validators.promises.log import (
 )
 from relume.chaos.validators.promises.requests import i22_needless_failure, i25_told_truth
 from relume.chaos.validators.promises.service import i26_lost_speed
-from relume.chaos.validators.promises.workers import i19_engine_stops
+from relume.chaos.validators.promises.workers import i19_engine_stops, i20_ends_of_processes
 from relume.chaos.validators.records import ClientRecord, Log, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import LandedSegment
@@ -40,6 +40,7 @@ def broken(run: Outcome) -> set[str]:
     found += i21_fold_is_true.check(run.groups, clients, run.truth)
     found += i22_needless_failure.check(run.groups, clients, run.truth, run.began_ms)
     found += i19_engine_stops.check(run.groups, clients, run.truth)
+    found += i20_ends_of_processes.check(run.groups, clients, strikes_of(run))
     found += i25_told_truth.check(run.groups, clients, run.truth)
     found += i26_lost_speed.check(run.groups, clients, strikes_of(run))
     return {violation.promise for violation in found}
@@ -337,6 +338,12 @@ def i19(run: Outcome) -> Outcome:
     return replace(client(run, 5, outcome="cancelled"), truth=truth)
 
 
+def i20(run: Outcome) -> Outcome:
+    """An engine died that no fault struck."""
+    (kill,) = run.fired
+    return replace(run, fired=(replace(kill, target="w1"),))
+
+
 def i25(run: Outcome) -> Outcome:
     """A client got another status than the log says."""
     return client(run, 5, status=201)
@@ -392,7 +399,8 @@ MUTATIONS: dict[str, tuple[Callable[[Outcome], Outcome], ...]] = {
     "I1": (i1,), "I2": (i2, i2_cut), "I3": (i3,), "I4": (i4,), "I5": (i5,), "I6": (i6,),
     "I7": (i7,), "I8": (i8,), "I9": (i9,), "I10": (i10,), "I11": (i11, i11_refused),
     "I12": (i12,), "I13": (i13,), "I14": (i14,),
-    "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again, i18_spare), "I19": (i19,), "I21": (i21,),
+    "I15": (i15,), "I16": (i16,), "I17": (i17,), "I18": (i18, i18_again, i18_spare),
+    "I19": (i19,), "I20": (i20,), "I21": (i21,),
     "I22": (i22, i22_busy), "I23": (i23,), "I24": (i24,), "I25": (i25, i25_error),
     "I26": (i26,), "I27": (i27,),
 }  # fmt: skip

@@ -9,7 +9,17 @@ from msgspec.structs import replace
 from relume.chaos.validators.promises.service.i26_lost_speed import check
 from relume.chaos.validators.strikes import THE_LOG, Strike
 from relume.events import vocabulary as v
-from tests.policies.story import MODEL, Story, arrived, decided, died, ended, engine_step, queued
+from tests.policies.story import (
+    MODEL,
+    Story,
+    arrived,
+    decided,
+    died,
+    ended,
+    engine_step,
+    finished,
+    queued,
+)
 from tests.validators.builders import chosen, daemon, held, short
 
 KILLED = Strike(what="engine-kill", targets=frozenset(("w0",)), since_ms=10_000, until_ms=10_000)
@@ -99,6 +109,26 @@ def test_what_is_not_worth_it_need_not_be_restored() -> None:
 def test_a_fault_of_the_holder_is_a_reason() -> None:
     cut = Strike(what="cut", targets=frozenset(("w1",)), since_ms=0, until_ms=1000)
     assert found(lost_streams(6, 0), cut) == ""
+
+
+def test_an_engine_that_lost_reports_may_have_restored_them() -> None:
+    """Composed 100033."""
+    told = lost_streams(6, 0)
+    told.tell("w.w1", engine_step(lost=20))
+    assert "6 of 6" in found(told), "that is another engine"
+    told.tell("w.w2", engine_step(lost=20))
+    assert found(told) == ""
+
+
+def test_blocks_of_an_answer_that_was_generated_whole_are_dropped() -> None:
+    """Composed 110042."""
+    told = lost_streams(6, 0)
+    told.tell("w.w0", engine_step(*(finished(f"s{number}") for number in range(3))))
+    assert found(told) == "", "three are left"
+    aborted = lost_streams(6, 0)
+    ends = (v.EngineFinished(f"s{number}", 1, "abort", 8) for number in range(6))
+    aborted.tell("w.w0", engine_step(*ends))
+    assert "6 of 6" in found(aborted)
 
 
 # --- holders

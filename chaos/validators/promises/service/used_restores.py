@@ -8,7 +8,8 @@ opportunities or more in a run, half must be used: the plan may have a reason in
 engine that is free now beside one that can restore.
 
 Exceptions: a fault struck the holder before or after, or the engine after, or the log was away; the
-engine never reported the attempt; weights were damaged, so that blocks may not be used.
+engine never reported the attempt, or reports of it were lost; the engine before had generated all of it,
+and had its blocks dropped; weights were damaged, so that blocks may not be used.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ LATENCY_US = 1000
 """Of one restore: to find the blocks, and to begin."""
 AFTER_MS = 500
 """Time in which the engine that gets the attempt must begin the restore."""
+WHOLE = ("stop", "length")
+"""Finish reasons of an engine that generated all."""
 KILLS = frozenset(("engine-kill", "agent-kill", "agent-spool-torn"))
 """Faults that leave the blocks which the host holds for others."""
 STAYS = frozenset((RouteCause.ARRIVAL, RouteCause.MOVED, RouteCause.CORRUPT))
@@ -60,17 +63,40 @@ def unused_restores(log: Log, strikes: Sequence[Strike]) -> Iterator[str]:
         for course in courses(log).values()
         for _, change in course.queued
     }
+    lost, dropped = _lost_reports(log), _generated(log)
     missed, count = [], 0
     for at in open_to:
         name = at.event.request, at.event.attempt
         holder = _worthwhile(known, at, token_us)
         if not holder or name not in queued or _is_disturbed(strikes, at, holder, sent[name]):
             continue
+        if dropped.get(name[0], name[1]) < name[1] or lost.get(at.event.worker, -1) > at.revision:
+            continue
         count += 1
         if name not in restored:
             missed.append(f"{name[0]}/{name[1]} from {holder}")
     if count >= LEAST and 2 * len(missed) > count:
         yield f"{len(missed)} of {count} streams were not restored: {', '.join(missed[:3])}"
+
+
+def _lost_reports(log: Log) -> dict[str, int]:
+    """By worker, the last revision with a step whose engine lost reports before it."""
+    return {
+        at.stream.removeprefix("w."): at.revision
+        for at in events_of(log, "w.")
+        if type(at.event) is v.EngineStep and at.event.lost
+    }
+
+
+def _generated(log: Log) -> dict[str, int]:
+    """By request, the first attempt that an engine generated to the end."""
+    found: dict[str, int] = {}
+    for at in events_of(log, "w."):
+        if type(at.event) is v.EngineStep:
+            for change in at.event.changes:
+                if type(change) is v.EngineFinished and change.reason in WHOLE:
+                    found.setdefault(change.request, change.attempt)
+    return found
 
 
 def _continues(at: Dispatch) -> bool:

@@ -1,0 +1,91 @@
+"""Bugs put into the product on purpose (`tests.runner.plants`): one party ends a process of another, or
+keeps its streams waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from relume.controlplane.replica.loop import Replica
+from relume.controlplane.replica.scheduler import Scheduler
+from relume.engine_shim.agent.effects import EffectRunner
+from relume.engine_shim.agent.engine_process.supervisor import Supervisor
+from relume.engine_shim.agent.unread_reports import UnreadReports
+from relume.events.log.codec import UnreadableRecord
+from relume.events.log.errors import BrokenChain
+from relume.events.vocabulary.enums import EffectKind, RouteCause
+
+Set = Callable[[Any, str, Any], None]
+
+
+def _record_ends_replicas(patch: Set) -> None:
+    """a record that cannot be read ends each replica that follows the log"""
+    seen = Replica._seen
+
+    def strict(self: Replica, stream: str, position: int, event: Any) -> None:
+        if type(event) is UnreadableRecord:
+            raise BrokenChain(stream, 0, f"record {position}: {event.reason}")
+        seen(self, stream, position, event)
+
+    patch(Replica, "_seen", strict)
+
+
+def _orders_for_others(patch: Set) -> None:
+    """an agent restarts its engine when another worker's is to be restarted"""
+    take = EffectRunner._take
+
+    def all_of_them(self: EffectRunner, group: Any) -> None:
+        take(self, group)
+        for decided in self._events(group, "fleet", b"\xb1effects_decided/1"):
+            for effect in decided.effects:
+                if effect.kind == EffectKind.RESTART and effect.worker != self._worker:
+                    self._supervisor.replace(decided.decision)
+
+    patch(EffectRunner, "_take", all_of_them)
+
+
+def _unread_engine_is_ended(patch: Set) -> None:
+    """an agent ends its engine when it cannot read a report"""
+    started, note = Supervisor._started, UnreadReports.note
+
+    def begin(self: Any, *given: Any) -> None:
+        started(self, *given)
+        self._reports._unread.supervisor = self
+
+    def strict(self: Any, reason: str, *given: Any) -> None:
+        note(self, reason, *given)
+        self.supervisor.replace(reason)
+
+    patch(Supervisor, "_started", begin)
+    patch(UnreadReports, "note", strict)
+
+
+def _drained_streams_wait(patch: Set) -> None:
+    """a stream that leaves a drained worker waits for a second although another worker is open"""
+    assign, capacity = Scheduler.assign, Scheduler.capacity
+    waiting: set[str] = set()
+
+    def later(self: Scheduler, request: str, cause: RouteCause, delivered: int) -> Any:
+        if cause == RouteCause.MOVED:
+            waiting.add(request)
+            return None
+        return assign(self, request, cause, delivered)
+
+    async def after_a_second(self: Scheduler, request: str, timeout_s: float) -> bool:
+        if request in waiting:
+            waiting.discard(request)
+            await asyncio.sleep(1.0)
+        return await capacity(self, request, timeout_s)
+
+    patch(Scheduler, "assign", later)
+    patch(Scheduler, "capacity", after_a_second)
+
+
+BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
+    ("I20", "unreadable-record 0", _record_ends_replicas),
+    ("I20", "rolling-restart 0", _orders_for_others),
+    ("I20", "reports-unreadable 0", _unread_engine_is_ended),
+    ("I20", "rolling-restart 0", _drained_streams_wait),
+)
+"""Promises of which any finds it, scenario and seed of a run in which one did, and how to put it in."""
