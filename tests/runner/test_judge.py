@@ -196,10 +196,12 @@ def test_too_little_of_anything_proves_nothing(
 
 
 def test_a_planned_fault_that_did_not_strike_proves_nothing(good: Outcome) -> None:
-    unhit = replace(expecting(good), fired=())
+    (kill,) = good.schedule.faults
+    more = (kill, replace(kill, name="f1", target="w1"))
+    unhit = replace(expecting(good), schedule=replace(good.schedule, faults=more))
     verdict = judge(unhit)
     assert verdict.result == "inconclusive"
-    assert verdict.why == ("f0 engine-kill did not strike w0",)
+    assert verdict.why == ("f1 engine-kill did not strike w1",)
     # A scenario may say itself how many are enough.
     assert judge(expecting(unhit, Bound("faults_fired", least=0))).result == "passed"
 

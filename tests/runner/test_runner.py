@@ -48,7 +48,8 @@ def world_that_breaks(case: Case) -> Outcome:
     if kills and "q00003" in named and len(case.schedule.workers) >= 2:
         gaps = [99_000.0]
     first = replace(GOOD.histories[0], record=replace(GOOD.histories[0].record, gaps_ms=gaps))
-    fired = tuple(replace(GOOD.fired[0], name=p.name) for p in case.schedule.faults)
+    (kill,) = GOOD.fired  # the death in the log, whatever was planned
+    fired = (kill, *(replace(kill, name=p.name) for p in case.schedule.faults))
     return replace(
         GOOD, scenario=replace(case.scenario, expect=()), schedule=case.schedule,
         histories=(first, *GOOD.histories[1:]), fired=fired,
