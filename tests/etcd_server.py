@@ -28,6 +28,9 @@ from typing import Any, Self
 from relume.controlplane.local.child_processes import free_port
 from tests.signals import stop
 
+PORT_S = 60.0
+"""For so long a member that starts again waits for its port."""
+
 
 class EtcdDidNotStart(RuntimeError):
     """A member did not become healthy in time, or exited."""
@@ -182,12 +185,22 @@ class EtcdServer:
         self._running(member).send_signal(signal.SIGCONT)
 
     def restart(self, member: int = 0, timeout_s: float = 20.0, wait: bool = True) -> None:
-        """Start a killed member again on its data and ports (kills it first if it runs)."""
+        """Start a killed member again on its data and ports (kills it first if it runs). While it was
+        dead, another process may have got a port of it: then again, until that one ends."""
         if self.alive(member):
             self.kill9(member)
-        self._spawn(member)
-        if wait:
-            self.wait_healthy(member, timeout_s)
+        deadline = time.monotonic() + PORT_S
+        while True:
+            self._spawn(member)
+            if not wait:
+                return
+            try:
+                return self.wait_healthy(member, timeout_s)
+            except EtcdDidNotStart as error:
+                is_taken = not self.alive(member) and "address already in use" in str(error)
+                if not is_taken or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def back_up(self, member: int = 0) -> None:
         """Copy the data of a single member, which is restarted for that."""
