@@ -172,3 +172,26 @@ def test_i4_knows_what_an_owner_sent_whose_client_was_elsewhere_meanwhile(has_re
     found = [str(one) for one in i4_one_live_epoch.check(story.groups, [])]
     assert any("attempt 2 was taken by 2 engines" in one for one in found) is has_read
     assert has_read or not found
+
+
+@pytest.mark.parametrize(("written_ms", "fine"), [(1500, True), (2500, False)])
+def test_a_return_that_lands_late_ends_what_was_dispatched_meanwhile(
+    written_ms: int, fine: bool
+) -> None:
+    """Composed 1067: r0 writes late. Its client was there, and then at r1, which moved the stream."""
+
+    def back() -> v.ClientReturned:
+        claim = f"c{len(story.groups)}"
+        return v.ClientReturned(request="q1", claim=claim, attempt=1, tokens=5, events=0)
+
+    story = short()
+    story.replica("r1")
+    story.at_ms = 2000
+    story.tell("r.r1", back(), observed(), decided(attempt=2, worker="w1"))
+    story.at_ms = written_ms
+    story.tell("r.r0", back())
+    story.at_ms = 3000
+    sent = decided(attempt=3, worker="w1", basis=v.Basis(story.revision, 1))
+    story.tell("r.r1", back(), sent)
+    found = i4_one_live_epoch.check(story.groups, [])
+    assert found == [] if fine else "while 2 was live" in about(found)

@@ -200,6 +200,10 @@ def test_an_engine_that_a_fault_lets_break_off_has_the_last_word() -> None:
     assert found(told, truth(502), strikes=[DIED]) != ""
     broken = replace(DIED, what="answer-broken")
     assert found(told, truth(502), strikes=[broken]) == ""
+    # Composed 100019: its gateway stood still for half a minute, and answers then.
+    late = truth(502, 40, ended={"q1/1": NS // 10})
+    assert found(told, late, strikes=[broken]) == ""
+    assert found(told, truth(502, 40), strikes=[broken]) != ""
 
 
 def test_what_was_sampled_is_not_kept_beyond_the_grace_of_its_client() -> None:
@@ -226,6 +230,9 @@ def test_a_503_to_one_that_lost_its_gateway_and_its_worker_is_no_needless_failur
     assert found(told, known, strikes=[died, gateway_died]) == ""
     assert found(told, known, strikes=[died]) != ""
     assert found(told, known, strikes=[gateway_died]) != ""
+    # Composed 1103: the next one found no worker before it died.
+    told.tell("r.r0", replace(decided(attempt=2), worker=""))
+    assert found(told, known, strikes=[died, gateway_died]) == ""
 
 
 def away(at_s: int, **more: Any) -> GroundTruth:

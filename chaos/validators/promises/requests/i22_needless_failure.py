@@ -234,7 +234,8 @@ class _Rules:
             return True
         last = begun[-1].worker if begun else ""
         if call.status in (BUSY, NO_WORKER):
-            is_lost = call.kind == "resumable" and self._are_both_struck(course, last, at_ms)
+            ran_last = next((event.worker for event in reversed(begun) if event.worker), "")
+            is_lost = call.kind == "resumable" and self._are_both_struck(course, ran_last, at_ms)
             return is_lost or len(blows) >= self._limits.errors
         if self._is_grace_over(call, course) or self._breaks_off(
             course, begun[-1] if begun else None, at_ms
@@ -261,6 +262,8 @@ class _Rules:
         failed = [at.event.attempt for at in course.events if type(at.event) is v.TransportObserved]
         if last is None or last.attempt in failed:
             return False
+        if ended_ns := self._truth.ended.get(f"{last.request}/{last.attempt}"):
+            at_ms = min(at_ms, self._ms(ended_ns))  # its gateway may have stood still since
         breaks = [strike for strike in self._strikes if strike.what == "answer-broken"]
         return is_struck(breaks, (last.worker,), at_ms - FELT_MS, at_ms + SLACK_MS)
 

@@ -8,7 +8,8 @@ dispatch named it and its incarnation.
 A killed gateway may have sent attempts that it never wrote (`UnwrittenDecisions`); nobody reads
 their answers. The next owner, which may not know of them, skips their numbers or uses them again.
 The same holds for what a replica sent before it had read that its client went to another one, also if
-the client came back meanwhile.
+the client came back meanwhile. A return that another replica wrote before an attempt was dispatched, and
+that landed after it, ends that attempt: its owner reads that it is none any more.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _owners(course: Course) -> list[str]:
 def _attempts(course: Course, known: set[int]) -> list[str]:
     """`known`: attempts that engines or holders reported, whose numbers a new owner skips."""
     texts = []
-    live = last = 0
+    live = last = live_ms = 0
     over = False
     for at in course.events:
         event = at.event
@@ -87,6 +88,9 @@ def _attempts(course: Course, known: set[int]) -> list[str]:
             over = over or at.stream != "fleet"
         elif type(event) is v.TransportObserved:
             if event.attempt == live:
+                live = 0
+        elif type(event) is v.ClientReturned:
+            if event.attempt < live and at.at_ms < live_ms:
                 live = 0
         elif type(event) is v.RouteDecided and event.worker and event not in course.unaware:
             if over:
@@ -98,6 +102,7 @@ def _attempts(course: Course, known: set[int]) -> list[str]:
             if event.attempt <= last or (skipped and not may_skip):
                 texts.append(f"attempt {event.attempt} follows attempt {last}")
             live = last = event.attempt
+            live_ms = at.at_ms
     return texts
 
 
