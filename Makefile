@@ -45,7 +45,7 @@ test-full: models lint wheel ## every test there is, and make chaos (half an hou
 soak: models ## repeat tests (default: the core) beside busy processes: make soak ARGS="SELECTION --times 20"
 	@$(WITH_ETCD); exec $(BIN)/python -m tests.suite.soak $(ARGS)
 
-chaos: models ## faults on real processes, a CI-sized set (2 to 9 minutes)
+chaos: models ## faults on real processes, a CI-sized set (2 to 12 minutes)
 	@$(WITH_ETCD); exec $(BIN)/python -m relume.chaos.live $(or $(ARGS),--set ci)
 
 chaos-nightly: models ## every applicable fault on real processes, three seeds each (more than half an hour)

@@ -22,6 +22,7 @@ from relume.policies.state.overlay.view import View
 DECISION_VERSIONS: dict[str, int] = {
     **{f"route.{policy}": 1 for policy in (*POLICIES, "planned")},
     "route.least_load": 2,
+    "route.planned": 2,
     "first_token": 2,
     "mode": 2,
     "admission": 1,
@@ -46,6 +47,7 @@ duties. `cross_check`: which finished requests another engine answers again, and
 
 RETAKEN: dict[str, tuple[int, ...]] = {
     "route.least_load": (1,),
+    "route.planned": (1,),
     "first_token": (1,),
     "mode": (1,),
     "stall": (1, 2),
@@ -54,7 +56,8 @@ RETAKEN: dict[str, tuple[int, ...]] = {
     "spares": (1,),
 }
 """Older versions of which this build still has the rule: 1 of `route.least_load` forgets failures that
-the fold has, in fleets of more than 16 workers; 1 of `first_token` is another estimate than the one
+the fold has, in fleets of more than 16 workers; 1 of `route.planned` lets a stream return to a
+draining worker that fails requests; 1 of `first_token` is another estimate than the one
 the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `mode` knows no streams
 with tokens of a corrupt worker; `stall` has its own in `relume.policies.liveness.stall.HUNG`,
 `overdue` in `relume.policies.liveness.overdue.RULES`; 1 and 2 of `health` differ in how slow

@@ -156,13 +156,15 @@ class KnownHolder:
 
 class Dispatch(Struct, frozen=True, kw_only=True):
     """A dispatch in the log, of the replica of `stream`. `failed`: engines that failed this request
-    before, as this replica recorded. `left`: the worker that the request had to leave by a plan of
+    before, as this replica recorded. `failing`: how many of `KnownFacts.failing` stand before it in
+    the log. `left`: the worker that the request had to leave by a plan of
     migration, if this attempt comes after it and the one before did not fail."""
 
     stream: str
     revision: int
     event: v.RouteDecided
     failed: tuple[Place, ...]
+    failing: int
     left: str
 
 
@@ -193,7 +195,7 @@ class _OfReplica(Struct):
 
 class KnownFacts:
     """The facts of a whole log, and the decisions in it. `failing`: engines at which requests
-    failed, with the revision of the first. `spares`: by model."""
+    failed, numbered by the first failure. `spares`: by model."""
 
     def __init__(self, groups: Iterable[RevisionGroup]) -> None:
         self.workers: dict[str, KnownWorker] = {}
@@ -352,7 +354,7 @@ class KnownFacts:
         if event.kind in SUSPICIOUS:
             self._suspected(revision, stream, position, event)
         elif event.kind in FAILED_ONE:
-            self.failing.setdefault(place, revision)
+            self.failing.setdefault(place, len(self.failing))
         if event.kind != TransportKind.MOVED:
             replica = self._replica(stream)
             replica.failed[event.request] = (*replica.failed.get(event.request, ()), place)
@@ -386,6 +388,7 @@ class KnownFacts:
                 revision=revision,
                 event=event,
                 failed=replica.failed.get(event.request, ()),
+                failing=len(self.failing),
                 left=left if event.attempt == attempt + 1 else "",
             )
         )

@@ -32,6 +32,8 @@ from relume.policies.routing.eligibility import (
     SPARE,
     excluded,
     excluded_for,
+    excluded_open,
+    fails_requests,
     is_failing,
     takes_spares,
 )
@@ -130,7 +132,13 @@ def _instead(choice: Choice, candidate: Candidate) -> Choice:
 def planned(view: View, query: RouteQuery) -> Choice:
     """The worker that the plan of the failure, or of the move, names, if it is still eligible; else
     as `least_load`. A request that was to leave a draining worker returns there if no other worker
-    is left."""
+    is left, and only its drain excludes that one."""
+    return _planned(view, query, _may_return)
+
+
+def _planned(
+    view: View, query: RouteQuery, may_return: Callable[[View, Candidate, RouteQuery], bool]
+) -> Choice:
     choice = least_load(view, query)
     plan = view.checkpoints.plan(query.request)
     if plan is None or plan.attempt != query.lost:
@@ -140,13 +148,24 @@ def planned(view: View, query: RouteQuery) -> Choice:
             return _instead(choice, candidate)
     if not choice.worker and plan.source:
         for candidate in choice.candidates:
-            if candidate.worker == plan.source and _may_return(view, candidate, query):
+            if candidate.worker == plan.source and may_return(view, candidate, query):
                 return _instead(choice, candidate)
     return choice
 
 
 def _may_return(view: View, source: Candidate, query: RouteQuery) -> bool:
-    """Whether nothing but its drain speaks against the worker a request was to leave."""
+    """Whether nothing but its drain speaks against the worker a request was to leave. The leader says
+    no more of such a worker than that it drains, so failures there count by themselves."""
+    if not _may_return_v1(view, source, query):
+        return False
+    worker = view.fleet.workers[source.worker]
+    excluded_too = excluded_open(view, worker, suspected=False) not in (NONE, SPARE)
+    return not excluded_too and not fails_requests(view, worker)
+
+
+def _may_return_v1(view: View, source: Candidate, query: RouteQuery) -> bool:
+    """The same as version 1 of the decision has it: the worker's health, failures there, and records
+    of it that cannot be read do not count."""
     place = f"{source.worker}:{source.incarnation}"
     trusted = view.suspect(source.worker) != source.incarnation and place not in query.avoid
     return source.excluded == Exclusion.DRAINING and trusted
@@ -203,6 +222,10 @@ POLICIES: dict[str, Callable[[View, RouteQuery], Choice]] = {
 
 RECORDED: dict[str, Callable[[View, RouteQuery], Choice]] = {**POLICIES, "planned": planned}
 """What decisions in the log may name."""
+_OLDER: dict[tuple[str, int], Callable[[View, RouteQuery], Choice]] = {
+    ("planned", 1): partial(_planned, may_return=_may_return_v1),
+}
+"""Older versions of the rules, by policy and version of the decision."""
 
 WHOLE = 16
 """Up to this fleet size a decision names all workers. Logs depend on it."""
@@ -256,12 +279,13 @@ def _cached_tokens(
 def decide(view: View, query: RouteQuery, policy: str, version: int = 0) -> Choice:
     """What `policy` chooses, with what the record of the decision is to hold of it. `version` of the
     decision; 0: this build's."""
+    rule = _OLDER.get((policy, version)) or RECORDED[policy]
     count = len(view.fleet.workers)
     if count <= WHOLE or policy in selection.POLICIES:
-        return RECORDED[policy](view, query)
+        return rule(view, query)
     if policy == "least_load":
         return _least_load_v1(view, query) if version == 1 else _least_load(view, query)
-    return _shortened(view, query, policy, RECORDED[policy](view, query))
+    return _shortened(view, query, policy, rule(view, query))
 
 
 def _least_load(view: View, query: RouteQuery) -> Choice:

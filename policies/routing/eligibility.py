@@ -64,6 +64,11 @@ def excluded(view: View, worker: Worker, model: str, suspected: bool) -> Exclusi
         return Exclusion.LOST
     if worker.drains:
         return Exclusion.DRAINING
+    return excluded_open(view, worker, suspected)
+
+
+def excluded_open(view: View, worker: Worker, suspected: bool) -> Exclusion:
+    """Why a worker that serves a model gets no request of it, besides that it drains."""
     if view.fleet.unreadable is not UNSET and has_unacknowledged(view.fleet, worker.name):
         return Exclusion.UNREADABLE
     if (health := worker.health) is not UNSET:
@@ -156,13 +161,24 @@ def excluded_as_holder(worker: Worker | None) -> Exclusion:
 
 def is_failing(view: View, worker: Worker) -> bool:
     """Whether requests failed on the worker of which the leader has not made anything yet: its
-    decision takes as long as the log does, and would not come without the log. There is no such
-    limit while a replica of an earlier build, which cannot read it, lives, and for workers against
-    which verdicts are withheld."""
+    decision takes as long as the log does, and would not come without the log."""
+    health = worker.health
+    if health is UNSET:
+        if not view.failed:  # as almost always
+            return False
+    elif health.state in EXCLUDED:
+        return False
+    return fails_requests(view, worker)
+
+
+def fails_requests(view: View, worker: Worker) -> bool:
+    """Whether requests failed on the worker, whatever the leader made of it. There is no such limit
+    while a replica of an earlier build, which cannot read it, lives, and for workers against which
+    verdicts are withheld."""
     failed, health = view.failed_on(worker), worker.health
     if health is not UNSET and health.failures:
         failed = {*failed, *health.failures}
-    if not failed or (health is not UNSET and health.state in EXCLUDED):
+    if not failed:
         return False
     most = int(view.setting(UNJUDGED, "0"))
     withheld = view.fleet.withheld

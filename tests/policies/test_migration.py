@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import Tier
+from relume.events.vocabulary.enums import HealthState, Tier
 from relume.policies.checkpoints.checkpoint_settings import settings_of as checkpoint_settings
+from relume.policies.health.health_state import WorkerHealth
 from relume.policies.leader.duties import step
 from relume.policies.migration import moves
 from relume.policies.migration.migration_settings import (
@@ -17,7 +20,9 @@ from relume.policies.migration.migration_settings import (
 )
 from relume.policies.migration.moves import Running
 from relume.policies.routing import choose_worker
+from relume.policies.routing.eligibility import UNJUDGED
 from relume.policies.routing.route_query import RouteQuery
+from relume.policies.state.fleet import Fleet, UnreadableRecords
 from relume.policies.state.overlay.view import View
 from tests.policies.checkpoints.test_checkpoints import CheckpointConfig, daemon, held
 from tests.policies.story import (
@@ -247,8 +252,8 @@ def test_what_its_engine_has_not_taken_yet_stays_for_now() -> None:
     assert (choice.chosen, choice.reason) == (-1, "not begun")
 
 
-def test_a_request_handed_over_returns_only_when_no_other_worker_is_left() -> None:
-    story = fleet_of("w0", "w1")
+def handed_over(story: Story) -> tuple[View, v.MigrationPlanned, v.TransportObserved, RouteQuery]:
+    """A request of w0, which drains: the plan, the move, and what is then asked."""
     running(story, "q1")
     drain(story)
     view = view_of(story)
@@ -266,8 +271,14 @@ def test_a_request_handed_over_returns_only_when_no_other_worker_is_left() -> No
         request="q1", attempt=1, worker="w0", incarnation=1, kind="moved", delivered=21
     )
     query = RouteQuery(request="q1", model=MODEL, prompt_tokens=300, delivered=21, lost=1)
-    for told in (False, True):
-        if told:
+    return view, planned, moved, query
+
+
+def test_a_request_handed_over_returns_only_when_no_other_worker_is_left() -> None:
+    story = fleet_of("w0", "w1")
+    view, planned, moved, query = handed_over(story)
+    for folded in (False, True):
+        if folded:
             story.tell("r.r0", planned, moved)
             view.landed()
         else:
@@ -283,3 +294,34 @@ def test_a_request_handed_over_returns_only_when_no_other_worker_is_left() -> No
     assert choose_worker.planned(view, failed).worker == ""
     view.own(view.position + 1, v.WorkerSuspected("w0", 1, "silent"))
     assert choose_worker.planned(view, query).worker == ""
+
+
+def unhealthy(fleet: Fleet) -> None:
+    fleet.workers["w0"].health = WorkerHealth(state=HealthState.UNHEALTHY)
+
+
+def unreadable(fleet: Fleet) -> None:
+    fleet.unreadable = {"w.w0": UnreadableRecords(count=1)}
+
+
+def failing(fleet: Fleet) -> None:
+    """As the leader has it of a worker that failed requests, and drains."""
+    fleet.replicas["r0"].settings[UNJUDGED] = "2"
+    failures = {"f1": 1, "f2": 1}
+    fleet.workers["w0"].health = WorkerHealth(state=HealthState.DRAINING, failures=failures)
+
+
+@pytest.mark.parametrize("spoil", [unhealthy, unreadable, failing])
+def test_nor_does_it_return_to_a_worker_that_more_than_its_drain_excludes(
+    spoil: Callable[[Fleet], None],
+) -> None:
+    """Version 1 of the decision looked at the drain alone."""
+    story = fleet_of("w0", "w1")
+    view, planned, moved, query = handed_over(story)
+    story.tell("r.r0", planned, moved)
+    view.landed()
+    story.tell("w.w1", v.EngineDied("w1", 1, "killed"))
+    assert choose_worker.decide(view, query, "planned").worker == "w0"
+    spoil(story.fleet)
+    assert choose_worker.decide(view, query, "planned").worker == ""
+    assert choose_worker.decide(view, query, "planned", 1).worker == "w0"

@@ -155,6 +155,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "f252a0b7817ba6021d7c7e2aecb1cb874acadd3d733c00ad2b0334e5044ee50f",
         (v.HealthDecided, v.VerdictsWithheld, v.CanaryReported, v.TransportObserved),
     ),
+    "unhealthy-drained": (
+        "b38ab08ce6c05c1f0258227859fa8791be2a6c2a39e943bb2d8671f79b4b5abd",
+        (v.MigrationPlanned, v.HealthDecided, v.EngineDied, v.TransportObserved),
+    ),
     "unreadable-reports": (
         "59aa7f9575b240c425b03f08f79da56d975d88882dac8392701131f5b4fa8c45",
         (v.ReportsDropped, v.HealthDecided),

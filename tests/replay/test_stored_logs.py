@@ -27,6 +27,7 @@ from relume.policies.checkpoints import placement
 from relume.policies.health import judgement
 from relume.policies.liveness import stall
 from relume.policies.migration import moves
+from relume.policies.routing import choose_worker
 from tests.replay import frozen
 from tests.replay.tamper import dropped, places, swapped
 
@@ -151,6 +152,10 @@ def tolerant(old: Callable[..., bool]) -> Callable[..., bool]:
     return lambda *_: False
 
 
+def forgiving(old: Callable[..., bool]) -> Callable[..., bool]:
+    return choose_worker._may_return_v1
+
+
 def refusing(old: Callable[..., str]) -> Callable[..., str]:
     return lambda *_: "too long a pause"
 
@@ -183,6 +188,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "what a step may take": (stall, "STRETCH", 10_000, "hangs"),
     "slow workers": ("health.pace", "SLOW_TICKS", 2, "breaker"),
     "guard of wrong results": (judgement.Review, "_withheld_of", by_total, "wrong-beside-errors"),
+    "return to a drained worker": (choose_worker, "_may_return", forgiving, "unhealthy-drained"),
     "unreadable reports": (judgement, "_has_no_reports", tolerant, "unreadable-reports"),
     "failures before the window": ("health.evidence", "FADE_WINDOWS", 1, "rare-failures"),
     "levels of degradation": (

@@ -11,7 +11,17 @@ from relume.chaos.validators.records import ClientRecord, Log
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import FailureClass, HealthState
-from tests.policies.story import Story, arrived, decided, died, ended, engine_step, observed, queued
+from tests.policies.story import (
+    Story,
+    arrived,
+    decided,
+    died,
+    dropped,
+    ended,
+    engine_step,
+    observed,
+    queued,
+)
 from tests.validators.builders import about, idle, short
 
 
@@ -243,6 +253,17 @@ def test_i10_finds_a_gap_a_client_saw() -> None:
     )
     assert i10_recovery_bound.check([], [client])
     assert i10_recovery_bound.check([], [client], bound_ms=11_000) == []
+
+
+@pytest.mark.parametrize(("worker", "fine"), [("w0", True), ("w1", False)])
+def test_i10_knows_that_a_stuck_stream_shows_late_without_reports(worker: str, fine: bool) -> None:
+    """Composed 120109: its engine had finished, and its output did not come."""
+    client = ClientRecord(request="c1", status=200, gaps_ms=[60_015.0])
+    story = Story()
+    story.tell("r.r0", msgspec.structs.replace(arrived("q1"), client_id="c1"), decided())
+    story.tell(f"w.{worker}", dropped(worker=worker))
+    story.tell("r.r0", ended())
+    assert (i10_recovery_bound.check(story.groups, [client]) == []) is fine
 
 
 def test_i10_grants_the_time_for_which_a_replica_stood_still() -> None:

@@ -51,6 +51,8 @@ async def ttft_after_kill(scene: Scene, victim: str) -> list[float]:
         await asyncio.sleep(LOOK_S)
         load.stop()
     before = ttft(s for _, s in load.streams if s.first and s.first < killed)
+    if not before:
+        inconclusive("no stream had its first token before the kill")
     if p90(before) > LATE_S:
         inconclusive(
             f"the load was more than the fleet served before: TTFT p90 {p90(before):.2f} s"

@@ -119,15 +119,22 @@ class CoreFleet(Scene):
             assert answer.get("state") == "decided", answer
 
     async def until_held(self, requests: Iterable[str], blocks: int) -> set[str]:
-        """Wait until holders have that many blocks of each request; the holders."""
+        """Wait until holders have that many blocks of each request, and all replicas know; the
+        holders."""
         names, deadline = list(requests), time.monotonic() + 30
         while True:
             placed = [self.state.placed.get(name) for name in names]
             held = [self._held(p, name) for p, name in zip(placed, names, strict=True)]
             if all(count >= blocks for count in held):
-                return {holder for p in placed if p is not None for holder in p.holders}
+                break
             assert time.monotonic() < deadline, (names, held)
             await asyncio.sleep(0.02)
+        revision = self.state.revision
+        for replica in range(self.fleet.options.replicas):
+            while (behind := revision - (await self._live(replica))["revision"]) > 0:
+                assert time.monotonic() < deadline, (replica, behind)
+                await asyncio.sleep(0.02)
+        return {holder for p in placed if p is not None for holder in p.holders}
 
     def _held(self, placed: Any, request: str) -> int:
         if placed is None or not placed.holders:
@@ -178,9 +185,13 @@ class CoreFleet(Scene):
 
     async def _appends(self, replica: int) -> bool:
         """Whether the replica's events land; after an outage it has to regain its stream first."""
+        return bool((await self._live(replica))["log_healthy"])
+
+    async def _live(self, replica: int) -> dict[str, Any]:
+        """What the replica says of itself."""
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{self.fleet.admins[replica]}/live") as answer:
-                return (await answer.json())["log_healthy"]
+                return await answer.json()
 
     def _has_daemon(self, worker: str) -> bool:
         holder = self.state.holders.get(worker)

@@ -118,3 +118,15 @@ def test_what_a_spare_may_get_keeps_the_promise() -> None:
         fleet.tell("r.r0", observed(worker=f"w{number}"))
     send(fleet)
     assert found(fleet) == ""
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_failures_that_land_with_the_decision_count_if_they_stand_before_it(
+    fleet: SparedFleet, before: bool
+) -> None:
+    """Composed 120058: by a slow link, failures and the decision after them landed at once."""
+    failed = [observed(f"f{n}", worker=f"w{n}", kind="engine_error") for n in (1, 2, 3)]
+    basis = v.Basis(fleet.revision, 1 << 30)
+    sent = [arrived(), replace(decided(basis=basis), tier=Tier.STANDARD)]
+    fleet.tell("r.r0", *(failed + sent if before else sent + failed))
+    assert ("which is a spare" in found(fleet)) is not before

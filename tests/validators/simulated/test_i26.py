@@ -26,8 +26,8 @@ KILLED = Strike(what="engine-kill", targets=frozenset(("w0",)), since_ms=10_000,
 AWAY = Strike(what="etcd-stop", targets=frozenset((THE_LOG,)), since_ms=9000, until_ms=12_000)
 
 
-def found(told: Story, *strikes: Strike, **more: Any) -> str:
-    return "; ".join(map(str, check(told.groups, [], strikes, **more)))
+def found(log: Story, *strikes: Strike, **more: Any) -> str:
+    return "; ".join(map(str, check(log.groups, [], strikes, **more)))
 
 
 # --- deaths
@@ -35,13 +35,13 @@ def found(told: Story, *strikes: Strike, **more: Any) -> str:
 
 def death(noticed_ms: int | None) -> Story:
     """The engine of w0 is killed after 10 s, and r0 suspects it then."""
-    told = short()
-    told.at_ms = 10_010
-    told.tell("w.w0", died())
+    log = short()
+    log.at_ms = 10_010
+    log.tell("w.w0", died())
     if noticed_ms is not None:
-        told.at_ms = noticed_ms
-        told.tell("r.r0", v.WorkerSuspected("w0", 1, "its agent saw it die"))
-    return told
+        log.at_ms = noticed_ms
+        log.tell("r.r0", v.WorkerSuspected("w0", 1, "its agent saw it die"))
+    return log
 
 
 def test_a_death_that_is_noticed_late_is_named() -> None:
@@ -58,10 +58,10 @@ def test_nothing_is_asked_while_the_log_is_away() -> None:
 
 
 def test_a_replica_that_is_as_young_as_the_kill_is_not_asked() -> None:
-    told = death(None)
-    told.at_ms = 9000
-    told.tell("r.r1", v.ReplicaStarted(replica="r1", boot="b", host="", port=1, pid=1))
-    assert "r.r1" not in found(told, KILLED)
+    log = death(None)
+    log.at_ms = 9000
+    log.tell("r.r1", v.ReplicaStarted(replica="r1", boot="b", host="", port=1, pid=1))
+    assert "r.r1" not in found(log, KILLED)
 
 
 # --- restores
@@ -69,26 +69,26 @@ def test_a_replica_that_is_as_young_as_the_kill_is_not_asked() -> None:
 
 def lost_streams(count: int, restored: int, covered: int = 96, us: int = 200_000) -> Story:
     """So many streams of w0, whose blocks w1 holds, continue on w2, which restores some of them."""
-    told = short()
-    told.worker("w2")
-    told.tell("w.w1", daemon("w1", 1 << 20))
+    log = short()
+    log.worker("w2")
+    log.tell("w.w1", daemon("w1", 1 << 20))
     step = replace(engine_step(us=us), sum_context=0, prefill_tokens=1000)
-    told.tell("w.w2", step)
+    log.tell("w.w2", step)
     for number in range(count):
         name = f"s{number}"
-        told.tell("r.r0", arrived(name), decided(name), chosen(name, "w1"))
-        told.tell("w.w1", held("w1", name, covered))
-        again = decided(name, 2, "w2", delivered=8, basis=v.Basis(told.revision, 0))
-        told.tell("r.r0", replace(again, mode="continue", cause="engine_dead"))
-        told.tell("w.w2", engine_step(queued(name, 2)))
+        log.tell("r.r0", arrived(name), decided(name), chosen(name, "w1"))
+        log.tell("w.w1", held("w1", name, covered))
+        again = decided(name, 2, "w2", delivered=8, basis=v.Basis(log.revision, 0))
+        log.tell("r.r0", replace(again, mode="continue", cause="engine_dead"))
+        log.tell("w.w2", engine_step(queued(name, 2)))
         if number < restored:
-            told.tell(
+            log.tell(
                 "w.w2",
                 v.RestoreStarted(
                     incarnation=1, request=name, child=0, attempt=2, holder="w1", tokens=covered
                 ),
             )
-    return told
+    return log
 
 
 def test_blocks_that_no_engine_restores_are_named() -> None:
@@ -113,18 +113,18 @@ def test_a_fault_of_the_holder_is_a_reason() -> None:
 
 def test_an_engine_that_lost_reports_may_have_restored_them() -> None:
     """Composed 100033."""
-    told = lost_streams(6, 0)
-    told.tell("w.w1", engine_step(lost=20))
-    assert "6 of 6" in found(told), "that is another engine"
-    told.tell("w.w2", engine_step(lost=20))
-    assert found(told) == ""
+    log = lost_streams(6, 0)
+    log.tell("w.w1", engine_step(lost=20))
+    assert "6 of 6" in found(log), "that is another engine"
+    log.tell("w.w2", engine_step(lost=20))
+    assert found(log) == ""
 
 
 def test_blocks_of_an_answer_that_was_generated_whole_are_dropped() -> None:
     """Composed 110042."""
-    told = lost_streams(6, 0)
-    told.tell("w.w0", engine_step(*(finished(f"s{number}") for number in range(3))))
-    assert found(told) == "", "three are left"
+    log = lost_streams(6, 0)
+    log.tell("w.w0", engine_step(*(finished(f"s{number}") for number in range(3))))
+    assert found(log) == "", "three are left"
     aborted = lost_streams(6, 0)
     ends = (v.EngineFinished(f"s{number}", 1, "abort", 8) for number in range(6))
     aborted.tell("w.w0", engine_step(*ends))
@@ -136,36 +136,36 @@ def test_blocks_of_an_answer_that_was_generated_whole_are_dropped() -> None:
 
 def lost_holder(after_ms: int, *then: Any) -> Story:
     """The holder of q1 is lost; something follows after that time."""
-    told = short()
-    told.tell("w.w1", daemon("w1"))
-    told.tell("w.w2", daemon("w2"))
-    told.tell("r.r0", chosen("q1", "w1"))
-    told.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
-    told.at_ms += after_ms
-    told.tell("r.r0", *then)
-    return told
+    log = short()
+    log.tell("w.w1", daemon("w1"))
+    log.tell("w.w2", daemon("w2"))
+    log.tell("r.r0", chosen("q1", "w1"))
+    log.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
+    log.at_ms += after_ms
+    log.tell("r.r0", *then)
+    return log
 
 
 def test_a_request_without_a_holder_for_long_is_named() -> None:
-    told = lost_holder(5000, ended())
-    assert "its holder w1 was lost, and it had no other for 5000 ms" in found(told)
+    log = lost_holder(5000, ended())
+    assert "its holder w1 was lost, and it had no other for 5000 ms" in found(log)
     assert "no other for 3000 ms" in found(lost_holder(3000, chosen("q1", "w2")))
 
 
 def test_a_loss_that_lands_late_counts_from_when_the_log_has_it() -> None:
     """Composed 24051: the agent of w1 writes a second late."""
-    told = short()
-    told.tell("w.w1", daemon("w1"))
-    told.tell("w.w2", daemon("w2"))
-    told.tell("r.r0", chosen("q1", "w1"))
-    written_ms = told.at_ms
-    told.at_ms += 1000
-    told.tell("r.r0", arrived("q2"))
-    told.at_ms = written_ms
-    told.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
-    told.at_ms += 1000
-    told.tell("r.r0", chosen("q1", "w2"))
-    assert found(told) == ""
+    log = short()
+    log.tell("w.w1", daemon("w1"))
+    log.tell("w.w2", daemon("w2"))
+    log.tell("r.r0", chosen("q1", "w1"))
+    written_ms = log.at_ms
+    log.at_ms += 1000
+    log.tell("r.r0", arrived("q2"))
+    log.at_ms = written_ms
+    log.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
+    log.at_ms += 1000
+    log.tell("r.r0", chosen("q1", "w2"))
+    assert found(log) == ""
 
 
 def test_one_that_gets_another_soon_is_not() -> None:
@@ -175,20 +175,20 @@ def test_one_that_gets_another_soon_is_not() -> None:
 
 def test_a_late_writer_may_be_as_late_as_it_is() -> None:
     """Composed 90185: the choice had the time of its segment, 1.2 s after it was made."""
-    told = lost_holder(1200, chosen("q1", "w2"))
-    assert found(told, late_ms={"r.r0": 1200}) == ""
-    assert "no other for 1200 ms" in found(told, late_ms={"r.r0": 600})
-    assert "no other for 1200 ms" in found(told, late_ms={"r.r1": 1200})
+    log = lost_holder(1200, chosen("q1", "w2"))
+    assert found(log, late_ms={"r.r0": 1200}) == ""
+    assert "no other for 1200 ms" in found(log, late_ms={"r.r0": 600})
+    assert "no other for 1200 ms" in found(log, late_ms={"r.r1": 1200})
 
 
 def test_none_is_asked_for_where_no_daemon_is_left() -> None:
-    told = short()
-    told.tell("w.w1", daemon("w1"))
-    told.tell("r.r0", chosen("q1", "w1"))
-    told.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
-    told.at_ms += 5000
-    told.tell("r.r0", ended())
-    assert found(told) == ""
+    log = short()
+    log.tell("w.w1", daemon("w1"))
+    log.tell("r.r0", chosen("q1", "w1"))
+    log.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
+    log.at_ms += 5000
+    log.tell("r.r0", ended())
+    assert found(log) == ""
 
 
 def test_its_replica_may_have_been_struck() -> None:
@@ -213,13 +213,13 @@ def waits(name: str, tenant: str, tokens: int = 500, tier: str = "standard") -> 
 
 def queue(order: str, tier: str = "standard") -> Story:
     """Requests of `many` and one of `few` wait. They leave in this order, by first letters."""
-    told = short()
+    log = short()
     names = [f"{tenant}{number}" for number, tenant in enumerate(order)]
     tenants = {"m": "many", "f": "few"}
-    told.tell("r.r0", waits("f_first", "few", tier=tier))
-    told.tell("r.r0", *(waits(name, tenants[name[0]]) for name in names))
-    told.tell("r.r0", *(decided(name) for name in names))
-    return told
+    log.tell("r.r0", waits("f_first", "few", tier=tier))
+    log.tell("r.r0", *(waits(name, tenants[name[0]]) for name in names))
+    log.tell("r.r0", *(decided(name) for name in names))
+    return log
 
 
 def test_a_tenant_that_is_passed_over_is_named() -> None:

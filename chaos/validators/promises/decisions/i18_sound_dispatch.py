@@ -114,7 +114,7 @@ def _others(known: KnownFacts, at: Dispatch) -> Iterator[str]:
             continue
         standing = worker.standing.at(event.basis.revision)
         place = name, standing.incarnation
-        if place in at.failed or known.failing.get(place, at.revision) < at.revision:
+        if place in at.failed or known.failing.get(place, at.failing) < at.failing:
             continue
         if standing.plain and event.delivered:
             continue

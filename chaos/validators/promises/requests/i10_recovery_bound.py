@@ -7,7 +7,8 @@ steps. Times are those of the segments, so hosts' clocks must agree much better 
 Clocks of one machine do, and a `Log` corrects known jumps. A resumable stream may wait for its
 absent client: its recovery begins when the client returns. A stream that ends as cancelled, that
 the leader ends, or that ends with an unknown number of tokens, had no client. Time in the queue of its
-next engine does not count while requests wait in the queue of each engine that may get any.
+next engine does not count while requests wait in the queue of each engine that may get any. Where an
+agent dropped reports of its engine, only its silence says that a stream is stuck.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import HealthState, RequestOutcome
 from relume.policies.liveness.overdue import OverdueConfig
+from relume.policies.liveness.stall import StallConfig
 
 PROMISE = "I10"
 BOUND_MS = 10_000
@@ -46,6 +48,9 @@ early."""
 
 EXCLUDED = (HealthState.UNHEALTHY, HealthState.PROBING, HealthState.QUARANTINED)
 """States of a worker that gets few requests or none."""
+
+REPORTS_MS = 1000
+"""An agent writes at most that often what it dropped."""
 
 SILENCE_MS = 3000
 """Time without a tick after which the log counts as stopped."""
@@ -66,6 +71,18 @@ class Recovery(Struct, frozen=True, kw_only=True):
     resumed_on: str
     sent_ms: int
     queued_ms: tuple[int, int]
+
+
+def _unread_ms(course: Course, dropped: Sequence[Entry]) -> int:
+    """How much longer a stream may be stuck because nobody could read what its engine reported."""
+    ran_on = {(decision.worker, decision.incarnation) for decision in course.decisions}
+    began_ms, ended_ms = course.events[0].at_ms, course.events[-1].at_ms
+    unread = any(
+        began_ms - REPORTS_MS <= at.at_ms <= ended_ms
+        and (at.event.worker, at.event.incarnation) in ran_on
+        for at in dropped
+    )
+    return StallConfig().step_cap_us // 1000 if unread else 0
 
 
 def _summed(stopped: Sequence[tuple[str, int]]) -> dict[str, int]:
@@ -121,11 +138,13 @@ def check(
             text = f"took {took} ms to recover from {one.kind} on {one.worker}, bound {bound} ms"
             out.append(Violation(PROMISE, one.request, text))
     probes_ms = PROBE_TRIPS * link_ms
+    dropped = [at for at in events_of(groups, "w.") if type(at.event) is v.ReportsDropped]
     out += _stuck(groups, patience, unserved_ms + probes_ms, silences, unheard)
     for client, course in of_clients(courses(groups), clients):
         longest = max(client.gaps_ms, default=0.0)
-        in_queues = waited.get(course.request, 0) if course is not None else 0
-        bound = bound_ms + patience.get(client.request, 0) + in_queues
+        bound = bound_ms + patience.get(client.request, 0)
+        if course is not None:
+            bound += waited.get(course.request, 0) + _unread_ms(course, dropped)
         if client.outcome == RequestOutcome.COMPLETED and longest > bound:
             text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
             out.append(Violation(PROMISE, client.request, text))

@@ -123,6 +123,7 @@ class _Rules:
         self._began_ms = began_ms
         self._reachable = [worker for worker in truth.serving if worker not in away]
         self._strikes = strikes
+        self._kills = [strike for strike in strikes if strike.what in DEATHS_OF_REPLICAS]
         self._limits = limits
         self._queue = _Queue(truth)
 
@@ -233,10 +234,11 @@ class _Rules:
         if any(strike.targets & ran_on for strike in self._strikes if strike.what in WRONG_WEIGHTS):
             return True
         last = begun[-1].worker if begun else ""
+        count = len(blows) + self._is_last_unwritten(course, at_ms)
         if call.status in (BUSY, NO_WORKER):
-            ran_last = next((event.worker for event in reversed(begun) if event.worker), "")
+            ran_last = course.decisions[-1].worker if course.decisions else ""
             is_lost = call.kind == "resumable" and self._are_both_struck(course, ran_last, at_ms)
-            return is_lost or len(blows) >= self._limits.errors
+            return is_lost or count >= self._limits.errors
         if self._is_grace_over(call, course) or self._breaks_off(
             course, begun[-1] if begun else None, at_ms
         ):
@@ -247,14 +249,21 @@ class _Rules:
         if any(at.event.kind == TransportKind.DECLINED for at in blows):
             return True
         deaths = [at for at in blows if at.event.kind in DEATHS]
-        return len(deaths) >= self._limits.deaths or len(blows) >= self._limits.errors
+        return len(deaths) >= self._limits.deaths or count >= self._limits.errors
+
+    def _is_last_unwritten(self, course: Course, at_ms: int) -> bool:
+        """Whether a fault may have ended its last attempt, and its gateway was killed before it wrote
+        that."""
+        failed = [at.event.attempt for at in course.events if type(at.event) is v.TransportObserved]
+        if not course.decisions or course.decisions[-1].attempt in failed:
+            return False
+        killed = is_struck(self._kills, _owners(course), at_ms, at_ms + FELT_MS)
+        return killed and self._is_felt(course.decisions[-1].worker, at_ms, at_ms)
 
     def _are_both_struck(self, course: Course, worker: str, at_ms: int) -> bool:
         """Whether faults killed its gateway and struck its worker: until the log knows of the first, its
         client is sent away to return again."""
-        kills = [strike for strike in self._strikes if strike.what in DEATHS_OF_REPLICAS]
-        owners = [stream.removeprefix("r.") for stream in course.owners]
-        is_alone = is_struck(kills, owners, at_ms - FELT_MS, at_ms)
+        is_alone = is_struck(self._kills, _owners(course), at_ms - FELT_MS, at_ms)
         return is_alone and self._is_felt(worker, at_ms, at_ms)
 
     def _breaks_off(self, course: Course, last: v.RouteDecided | None, at_ms: int) -> bool:
@@ -387,3 +396,8 @@ def _is_fragile(call: ClientCall, course: Course) -> bool:
     assert course.arrived is not None
     verdict = course.arrived.event.verdict
     return call.kind in FRAGILE or verdict in (Guarantee.RESTART, Guarantee.REPLAY)
+
+
+def _owners(course: Course) -> list[str]:
+    """The replicas that had the request."""
+    return [stream.removeprefix("r.") for stream in course.owners]

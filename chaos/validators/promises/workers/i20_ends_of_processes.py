@@ -5,7 +5,7 @@ The log shows the ends of engines, state daemons and replicas. Each has a cause 
 fault that strikes this very process, or what it needs to own its stream; an order for this worker; or
 its agent, which stops. Faults of records, requests and clients end nothing. Between two tokens of a
 stream pass at most `WAIT_MS`, and its time in the queue of a full engine, while no fault is felt by its
-workers, its replicas, or the log.
+workers, its replicas, or the log. Where reports of an engine were lost, its queue is unknown.
 
 Exceptions: a run whose faults are unknown, and logs that begin after a process did, show no cause. In
 real runs an engine that its agent finds hung counts as such, and waits are not judged: a busy machine
@@ -14,8 +14,7 @@ is a cause that no fault names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -89,14 +88,13 @@ Span = tuple[int, int]
 """From when to when, wall ms."""
 
 
-class End(Struct, frozen=True, kw_only=True):
-    """The end of a process. `owner`: its worker or replica. It ended between the last segment of its
-    stream before, and the segment that says so (wall ms)."""
+class End(Struct, frozen=True):
+    """The end of a process. `owner`: its worker or replica. It ended within `span`: between the last
+    segment of its stream before, and the segment that says so."""
 
     process: str
     owner: str
-    since_ms: int
-    until_ms: int
+    span: Span
     revision: int
     detail: str
 
@@ -111,7 +109,7 @@ def check(
     if strikes is None:
         return []
     is_real = truth is None
-    ends = [*_of_engines(groups, is_real), *_of_state_daemons(groups), *_of_replicas(groups)]
+    ends = _Ends(groups, is_real)
     out = [
         Violation(
             PROMISE,
@@ -124,15 +122,17 @@ def check(
     return out if is_real else [*out, *_waits(groups, clients, strikes)]
 
 
-def _without_cause(ends: Sequence[End], strikes: Sequence[Strike]) -> Iterator[End]:
+def _without_cause(ends: Iterable[End], strikes: Sequence[Strike]) -> Iterator[End]:
     """A fault that is over at once ends each process of its target once."""
     spent: set[tuple[int, str, str]] = set()
+    outages = sorted((s for s in strikes if THE_LOG in s.targets), key=lambda s: -s.since_ms)
     wrong = {name for strike in strikes if strike.what in OF_CLOCKS for name in strike.targets}
     for end in ends:
+        since_ms = _known_to_live_ms(end, outages)
         causes = [
             (strike.until_ms == strike.since_ms and strike.what != FAILS_STARTS, number)
             for number, strike in enumerate(strikes)
-            if _may_end(strike, end, end.owner not in wrong)
+            if _may_end(strike, end, since_ms, end.owner not in wrong)
             and (number, end.process, end.owner) not in spent
         ]
         if not causes:
@@ -141,68 +141,79 @@ def _without_cause(ends: Sequence[End], strikes: Sequence[Strike]) -> Iterator[E
             spent.add((cause[1], end.process, end.owner))
 
 
-def _may_end(strike: Strike, end: End, is_timed: bool) -> bool:
-    """`is_timed`: whether the clock of its host was right, so that times mean something."""
+def _may_end(strike: Strike, end: End, since_ms: int, is_timed: bool) -> bool:
+    """Whether it may have ended the process, which lived at `since_ms`. `is_timed`: whether the clock
+    of its host was right, so that times mean something."""
     is_target = strike.what in CAUSES[end.process] and end.owner in strike.targets
     is_log = end.process == "replica" and THE_LOG in strike.targets
-    felt_ms = end.since_ms if strike.what == FAILS_STARTS else FELT_MS
-    is_on = not is_timed or strike.is_on(end.since_ms - felt_ms, end.until_ms)
-    return is_on and (is_target or is_log)
+    since_ms = 0 if strike.what == FAILS_STARTS else since_ms - FELT_MS
+    return (is_target or is_log) and (not is_timed or strike.is_on(since_ms, end.span[1]))
 
 
-def _of_engines(groups: Sequence[RevisionGroup], is_real: bool) -> Iterator[End]:
-    """Without those that an order or a leaving agent ended."""
-    leaving: set[str] = set()
-    ordered: dict[str, tuple[int, int]] = {}
-    for at, span in _timed(groups):
-        event = at.event
-        _note_leaving(event, leaving)
-        if type(event) is v.EffectsDecided:
-            restarts = [e for e in event.effects if e.kind == EffectKind.RESTART]
-            ordered |= {e.worker: (at.at_ms, e.incarnation) for e in restarts}
-        elif type(event) is v.EngineDied and event.worker not in leaving:
-            ordered_ms, incarnation = ordered.get(event.worker, (-ORDER_MS - 1, 0))
-            is_ordered = span[0] - ordered_ms <= ORDER_MS and incarnation in (0, event.incarnation)
-            if not (is_ordered or (is_real and event.reason == DeathReason.HUNG)):
-                yield _end("engine", event.worker, at, span, f"{event.reason}, {event.detail}")
+def _known_to_live_ms(end: End, outages: Sequence[Strike]) -> int:
+    """When the process was known to live. What it wrote while the log was away landed later, perhaps
+    by the agent that came after it. `outages`, the last first."""
+    since_ms, until_ms = end.span
+    for outage in outages:
+        if outage.is_on(since_ms - FELT_MS, until_ms):
+            since_ms = min(since_ms, outage.since_ms)
+    return since_ms
 
 
-def _of_state_daemons(groups: Sequence[RevisionGroup]) -> Iterator[End]:
-    """Without those that a leaving agent ended."""
-    leaving: set[str] = set()
-    for at, span in _timed(groups, "w."):
-        event = at.event
-        _note_leaving(event, leaving)
-        if type(event) is v.StateDaemonLost and event.worker not in leaving:
-            yield _end("state daemon", event.worker, at, span, event.reason)
+class _Ends:
+    """The ends of engines, state daemons and replicas in a log. Without those of a worker whose agent
+    leaves, engines that an order ended, and replicas that stopped on purpose."""
+
+    def __init__(self, groups: Sequence[RevisionGroup], is_real: bool) -> None:
+        self._groups = groups
+        self._is_real = is_real
+        self._leaving: set[str] = set()
+        self._ordered_ms: dict[tuple[str, int], int] = {}
+        """Orders to end an engine, by worker and incarnation; 0: whichever it has."""
+        self._boots: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[End]:
+        for at, span in _timed(self._groups):
+            if (found := self._ended(at, span)) is not None:
+                process, owner, detail = found
+                yield End(process, owner, span, at.revision, detail)
+
+    def _ended(self, at: Entry, span: Span) -> tuple[str, str, str] | None:
+        """What ended, whose it was, and what the log says."""
+        match at.event:
+            case v.WorkerLeaving(worker=worker):
+                self._leaving.add(worker)
+            case v.WorkerRegistered(worker=worker):
+                self._leaving.discard(worker)
+            case v.EffectsDecided(effects=effects):
+                restarts = [e for e in effects if e.kind == EffectKind.RESTART]
+                self._ordered_ms |= {(e.worker, e.incarnation): at.at_ms for e in restarts}
+            case v.EngineDied() as died if not self._is_meant(died, span):
+                return "engine", died.worker, f"{died.reason}, {died.detail}"
+            case v.StateDaemonLost(worker=worker, reason=reason) if worker not in self._leaving:
+                return "state daemon", worker, reason
+            case v.ReplicaStopped(replica=replica):
+                self._boots.pop(replica, None)
+            case v.ReplicaStarted(replica=replica, boot=boot):
+                before, self._boots[replica] = self._boots.get(replica, boot), boot
+                if before != boot:
+                    return "replica", replica, "it started again"
+        return None
+
+    def _is_meant(self, died: v.EngineDied, span: Span) -> bool:
+        """Whether the engine was to end. In real runs also because its agent found it hung."""
+        orders = ((died.worker, died.incarnation), (died.worker, 0))
+        ordered_ms = max(self._ordered_ms.get(order, -ORDER_MS - 1) for order in orders)
+        is_hung = self._is_real and died.reason == DeathReason.HUNG
+        return died.worker in self._leaving or span[0] - ordered_ms <= ORDER_MS or is_hung
 
 
-def _note_leaving(event: Any, leaving: set[str]) -> None:
-    if type(event) is v.WorkerLeaving:
-        leaving.add(event.worker)
-    elif type(event) is v.WorkerRegistered:
-        leaving.discard(event.worker)
-
-
-def _of_replicas(groups: Sequence[RevisionGroup]) -> Iterator[End]:
-    """Replicas that started again and had not stopped on purpose."""
-    boots: dict[str, str] = {}
-    for at, span in _timed(groups, "r."):
-        event = at.event
-        if type(event) is v.ReplicaStarted:
-            if boots.get(event.replica, event.boot) != event.boot:
-                yield _end("replica", event.replica, at, span, "it started again")
-            boots[event.replica] = event.boot
-        elif type(event) is v.ReplicaStopped:
-            boots.pop(event.replica, None)
-
-
-def _timed(groups: Sequence[RevisionGroup], stream: str = "") -> Iterator[tuple[Entry, Span]]:
-    """As `events_of`, with the time since the segment before of the same stream: the log may have been
+def _timed(groups: Sequence[RevisionGroup]) -> Iterator[tuple[Entry, Span]]:
+    """All events, with the time since the segment before of the same stream: the log may have been
     away in between. Then the corrected time of a segment may be that of before, so both count."""
     written = {(g.revision, s.stream): s.at_ms for g in groups for s in g.segments}
     spans: dict[str, tuple[int, Span]] = {}
-    for at in events_of(groups, stream):
+    for at in events_of(groups):
         revision, span = spans.get(at.stream, (0, (at.at_ms, at.at_ms)))
         if revision != at.revision:
             times = at.at_ms, written[at.revision, at.stream]
@@ -211,23 +222,11 @@ def _timed(groups: Sequence[RevisionGroup], stream: str = "") -> Iterator[tuple[
         yield at, span
 
 
-def _end(process: str, owner: str, at: Entry, span: Span, detail: str) -> End:
-    since_ms, until_ms = span
-    return End(
-        process=process,
-        owner=owner,
-        since_ms=since_ms,
-        until_ms=until_ms,
-        revision=at.revision,
-        detail=detail,
-    )
-
-
 def _waits(
     groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], strikes: Sequence[Strike]
 ) -> Iterator[Violation]:
     """Streams that waited although no fault was felt where they were."""
-    queued_ms: dict[str, int] | None = None
+    queues: _Queues | None = None
     for client, course in of_clients(courses(groups), clients):
         longest = max(client.gaps_ms, default=0.0)
         if longest <= WAIT_MS or course is None or client.outcome != RequestOutcome.COMPLETED:
@@ -237,25 +236,35 @@ def _waits(
         began_ms, ended_ms = course.events[0].at_ms, course.events[-1].at_ms
         if is_struck(strikes, {*workers, *replicas, THE_LOG}, began_ms - FELT_MS, ended_ms):
             continue
-        if queued_ms is None:
-            queued_ms = _queued_ms(groups)
-        bound = WAIT_MS + queued_ms.get(course.request, 0)
-        if longest > bound:
+        queues = queues or _Queues(groups)
+        bound = WAIT_MS + queues.waited_ms.get(course.request, 0)
+        if longest > bound and not queues.has_lost(workers, began_ms, ended_ms + FELT_MS):
             text = f"waited {longest:.0f} ms for a token, bound {bound} ms, and no fault was felt"
             yield Violation(PROMISE, client.request, text)
 
 
-def _queued_ms(groups: Sequence[RevisionGroup]) -> dict[str, int]:
-    """By request, the time in queues of engines that were full: before each admission, since the last
-    report about the attempt. That of its preemption may be lost."""
-    total: dict[str, int] = {}
-    seen_ms: dict[tuple[str, int], int] = {}
-    for at in events_of(groups, "w."):
-        if type(at.event) is v.EngineStep:
+class _Queues:
+    """What engines reported of their queues. `waited_ms`: by request, the time in queues of engines
+    that were full: before each admission, since the last report about the attempt."""
+
+    def __init__(self, groups: Sequence[RevisionGroup]) -> None:
+        self.waited_ms: dict[str, int] = {}
+        self._lost_ms: dict[str, list[int]] = {}
+        seen_ms: dict[tuple[str, int], int] = {}
+        for at in events_of(groups, "w."):
+            if type(at.event) is not v.EngineStep:
+                continue
+            if at.event.lost:
+                self._lost_ms.setdefault(at.stream.removeprefix("w."), []).append(at.at_ms)
             for change in at.event.changes:
                 request = change.request
                 before_ms = seen_ms.get((request, change.attempt), at.at_ms)
                 seen_ms[request, change.attempt] = at.at_ms
                 if type(change) is v.RequestAdmitted:
-                    total[request] = total.get(request, 0) + at.at_ms - before_ms
-    return total
+                    waited_ms = self.waited_ms.get(request, 0) + at.at_ms - before_ms
+                    self.waited_ms[request] = waited_ms
+
+    def has_lost(self, workers: Iterable[str], since_ms: int, until_ms: int) -> bool:
+        """Whether reports of a worker were lost then: a preemption may be among them."""
+        times = (ms for worker in workers for ms in self._lost_ms.get(worker, ()))
+        return any(since_ms <= ms <= until_ms for ms in times)
