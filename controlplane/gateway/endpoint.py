@@ -363,6 +363,13 @@ class Gateway:
         """Requests that run there for absent clients and can resume on another worker."""
         return self._streams.away_on(worker, incarnation)
 
+    def movable_tokens(self, worker: str, incarnation: int, request: str) -> int | None:
+        """The tokens of one that may be handed over now, or that runs there for an absent client."""
+        for attempt in self._attempts.get((worker, incarnation), ()):
+            if attempt.arrival.request == request and attempt.is_movable:
+                return attempt.delivered
+        return self._streams.away_on(worker, incarnation).get(request)
+
     def given_up(self, request: str, attempt: int) -> None:
         """The engine handed that attempt over, whose client may be away."""
         self._streams.given_up(request, attempt)

@@ -236,6 +236,11 @@ class GatewayPort(Protocol):
         number of tokens that the gateway has of each."""
         ...
 
+    def movable_tokens(self, worker: str, incarnation: int, request: str) -> int | None:
+        """The number of tokens that the gateway has of one of these requests; None: it is none of
+        them any more."""
+        ...
+
     def given_up(self, request: str, attempt: int) -> None:
         """The engine handed that attempt over. If its client is absent, the gateway does not read
         this from the stream: the request continues where it is planned."""

@@ -216,10 +216,12 @@ class MigrationWatch:
             if not self._stands(move):
                 continue  # it ended, or was lost, before its turn
             try:
-                failure = self._obstacle(move)
+                place = move.worker, move.incarnation
+                delivered = self._gateway.movable_tokens(*place, move.request)
+                failure = self._obstacle(move, delivered)
                 if not failure:
                     fleet = self._scheduler.view.fleet
-                    call = Handover(move.request, move.attempt, move.incarnation)
+                    call = Handover(move.request, move.attempt, move.incarnation, not delivered)
                     failure = await engine_calls.ask(
                         session, fleet, move.worker, HANDOVER_PATH, call
                     )
@@ -234,12 +236,17 @@ class MigrationWatch:
         live = self._scheduler.live.get(move.request)
         return live is not None and live.running and live.attempt == move.attempt
 
-    def _obstacle(self, move: Move) -> str:
-        """Why it is not to be made now, though it was planned."""
+    def _obstacle(self, move: Move, delivered: int | None) -> str:
+        """Why it is not to be made now, though it was planned. `delivered`: its tokens that are here;
+        None: another worker cannot take it up."""
         view = self._scheduler.view
         target = view.fleet.workers[move.target]
-        excluded = excluded_at(view, target)
-        return f"{move.target}: {excluded}" if excluded else ""
+        if excluded := excluded_at(view, target):
+            return f"{move.target}: {excluded}"
+        arrival = self._scheduler.live[move.request].arrival
+        if delivered is None or not goes_on(arrival, delivered):
+            return "no other worker can continue what its client has by now"
+        return ""
 
     def _abandon(self, move: Move, reason: str) -> None:
         """It stays, and may be planned for again at a later tick."""

@@ -142,12 +142,12 @@ async def retarget(request: str, attempt: int, targets: tuple[str, ...]) -> bool
     return await vllm_private_core.retarget(vllm_private.engines(), request, attempt, targets)
 
 
-async def hand_over(request: str, attempt: int) -> bool:
-    """Stops a running attempt that will continue elsewhere; False if it is not here."""
+async def hand_over(request: str, attempt: int, unbegun: bool) -> str:
+    """Stops a running attempt that will continue elsewhere; why not (`handover.Refusal`), or empty."""
     from relume.engine_shim.engine.vllm_private import api_server as vllm_private
     from relume.engine_shim.engine.vllm_private import engine_core as vllm_private_core
 
-    return await vllm_private_core.hand_over(vllm_private.engines(), request, attempt)
+    return await vllm_private_core.hand_over(vllm_private.engines(), request, attempt, unbegun)
 
 
 async def turn() -> None:

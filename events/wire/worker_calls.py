@@ -51,11 +51,13 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """Body of `HANDOVER_PATH`: the worker gives the attempt up because it continues elsewhere."""
+    """Body of `HANDOVER_PATH`: the worker gives the attempt up because it continues elsewhere.
+    `unbegun`: only if it has not generated a token, since the request may not continue after one."""
 
     request: str
     attempt: int
     incarnation: int
+    unbegun: bool = False
 
 
 class CanaryRequest(msgspec.Struct, frozen=True):

@@ -48,6 +48,9 @@ class NoStreams:
     def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
         return {}
 
+    def movable_tokens(self, worker: str, incarnation: int, request: str) -> int | None:
+        return None
+
     def given_up(self, request: str, attempt: int) -> None:
         """Nobody is away here."""
 

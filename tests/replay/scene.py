@@ -76,6 +76,9 @@ class Clients:
     def away_on(self, worker: str, incarnation: int) -> dict[str, int]:
         return {}
 
+    def movable_tokens(self, worker: str, incarnation: int, request: str) -> int | None:
+        return self.movable_on(worker, incarnation).get(request)
+
     def given_up(self, request: str, attempt: int) -> None:
         """Nobody is away here."""
 
@@ -178,6 +181,8 @@ class Scene:
         self._tokens = tokens
         self.refuses_handover = 0
         self.handover_s = 0.0
+        self.unbegun: list[bool] = []
+        """Of each call to hand over: whether it says that nothing may have begun. Then it has."""
         self.workers = {f"w{n}": Worker(self.log, f"w{n}") for n in range(workers)}
         for worker in self.workers.values():
             worker.peers = self.workers
@@ -229,6 +234,9 @@ class Scene:
             return web.json_response({}, status=500)
         await asyncio.sleep(self.handover_s)
         who = asked["request"], asked["attempt"]
+        self.unbegun.append(asked["unbegun"])
+        if asked["unbegun"]:
+            return web.json_response({}, status=409)
         found = any(clients.hand_over(*who) for clients in self.clients.values())
         return web.json_response({}, status=200 if found else 404)
 

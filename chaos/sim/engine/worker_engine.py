@@ -349,6 +349,8 @@ class EngineProcess:
         if path == HANDOVER_PATH:
             if track is None or track.leaving:
                 return 404, {"error": "not here, or at its end"}
+            if body.get("unbegun") and track.name in self.engine.running:
+                return 409, {"error": "it has generated a token"}  # at the end of this step
             self._abort(track, "moved")
             return 200, {"request": track.what.request, "attempt": track.what.attempt}
         if path == CHECKPOINT_PATH:

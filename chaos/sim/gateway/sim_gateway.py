@@ -209,6 +209,11 @@ class SimGateway(Gateway):
         self._look_at(worker, incarnation)
         return super().movable_on(worker, incarnation)
 
+    def movable_tokens(self, worker: str, incarnation: int, request: str) -> int | None:
+        """See GatewayPort; brought up to date first."""
+        self._look_at(worker, incarnation)
+        return super().movable_tokens(worker, incarnation, request)
+
     def silent_on(
         self, worker: str, incarnation: int, before: float
     ) -> dict[tuple[str, int], float]:

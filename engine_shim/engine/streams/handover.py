@@ -1,21 +1,31 @@
 """Hands over a running request that will continue elsewhere.
 
-`POST /relume/handover {request, attempt, incarnation}`: the engine core stops the attempt
+`POST /relume/handover {request, attempt, incarnation, unbegun}`: the engine core stops the attempt
 between two steps, with the blocks its holders have left where they are; what it made until
 then leaves in the stream, which ends with `:x moved`. When that frame is out nothing of the
 attempt is computed any more, so the next one may begin (I4).
 
-404: the attempt is not here, or has ended by itself; its stream ends as it would have.
+404: the attempt is not here, or has ended by itself; its stream ends as it would have. 409: it has
+generated a token, and was to be handed over only before its first one.
 """
 
 from __future__ import annotations
 
 import weakref
+from enum import StrEnum
 from typing import Any
 
 from relume.engine_shim.generation import Generation
 from relume.events.wire.errors import CallError
 from relume.events.wire.worker_calls import Handover, decode
+
+
+class Refusal(StrEnum):
+    """Why an attempt is not handed over."""
+
+    NONE = ""
+    GONE = "not here, or at its end"
+    BEGUN = "it has generated a token"
 
 
 class HandedOver(RuntimeError):
@@ -43,16 +53,17 @@ def given_up(request: str, attempt: int) -> list[str]:
 
 
 async def answer(body: bytes, incarnation: int, hand_over: Any) -> tuple[int, dict[str, Any]]:
-    """(status, JSON) of a call with `body`; `hand_over(request, attempt)` returns whether the
-    attempt was here."""
+    """(status, JSON) of a call with `body`; `hand_over(request, attempt, unbegun)` returns the
+    `Refusal`."""
     try:
         call = decode(body, Handover)
     except CallError as malformed:
         return 400, _error(400, str(malformed))
     if call.incarnation != incarnation:
         return 409, {**_error(409, "stale incarnation"), "incarnation": incarnation}
-    if not await hand_over(call.request, call.attempt):
-        return 404, _error(404, "not here, or at its end")
+    if refusal := await hand_over(call.request, call.attempt, call.unbegun):
+        status = 404 if refusal == Refusal.GONE else 409
+        return status, _error(status, refusal)
     return 200, {"request": call.request, "attempt": call.attempt}
 
 

@@ -14,7 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
 
 from relume.engine_shim import identity
-from relume.engine_shim.engine.streams.handover import given_up
+from relume.engine_shim.engine.streams.handover import Refusal, given_up
 from relume.engine_shim.generation import CURRENT, IDENTITY_KEY, Generation
 
 _stock_rejected = AsyncLLM.notify_kv_transfer_request_rejected
@@ -49,17 +49,23 @@ def _retarget(self: EngineCore, request: str, attempt: int, targets: list[str]) 
     return found
 
 
-async def hand_over(engines: Iterable[AsyncLLM], request: str, attempt: int) -> bool:
+async def hand_over(
+    engines: Iterable[AsyncLLM], request: str, attempt: int, unbegun: bool
+) -> Refusal:
     """Stops an attempt: after this returns nothing of it is computed, and its streams end after
-    what it had made. False if none of these engines runs it. Raises EngineDeadError."""
+    what it had made. Not if it has generated a token and was to be `unbegun`. Raises
+    EngineDeadError."""
     for engine in engines:
-        if await engine.engine_core.call_utility_async("relume_hand_over", request, attempt):
+        call = engine.engine_core.call_utility_async
+        refusal = Refusal(await call("relume_hand_over", request, attempt, unbegun))
+        if not refusal:
             engine.output_processor.abort_requests(given_up(request, attempt), internal=True)
-            return True
-    return False
+        if refusal != Refusal.GONE:
+            return refusal
+    return Refusal.GONE
 
 
-def _hand_over(self: EngineCore, request: str, attempt: int) -> bool:
+def _hand_over(self: EngineCore, request: str, attempt: int, unbegun: bool) -> str:
     """Between two steps. An abort leaves the blocks at the holders (CheckpointPlan.finished)."""
     found = []
     for engine_id, running in self.scheduler.requests.items():
@@ -67,9 +73,12 @@ def _hand_over(self: EngineCore, request: str, attempt: int) -> bool:
         mark = (params.extra_args or {}).get(IDENTITY_KEY) if params is not None else None
         if mark and (mark["r"], mark["a"]) == (request, attempt):
             found.append(engine_id)
-    if found:
-        self.abort_requests(found)
-    return bool(found)
+    if not found:
+        return Refusal.GONE.value
+    if unbegun and any(self.scheduler.requests[e].num_output_tokens for e in found):
+        return Refusal.BEGUN.value
+    self.abort_requests(found)
+    return Refusal.NONE.value
 
 
 async def turn(engines: Iterable[AsyncLLM]) -> None:

@@ -254,6 +254,7 @@ def handed_over(engine: Engine, daemon: Daemon, request: str, after: int, **opti
     connection, response = client.open_stream(engine.port, PATH, body_for(**options), headers)
     wait_until(lambda: held_blocks(daemon, request) >= after, "held")
     asked = {"request": request, "attempt": 1, "incarnation": 1}
+    assert client.post(engine.port, HANDOVER, {**asked, "unbegun": True}).status == 409
     assert client.post(engine.port, HANDOVER, asked).status == 200
     first = client.sort_frames(response.read())
     connection.close()

@@ -36,6 +36,7 @@ async def left_alone(r, handed_over: int = 0) -> tuple[str, bytes, int]:
     await until(lambda: r.gateway.away_on("w0", 3))
     ((request, delivered),) = r.gateway.away_on("w0", 3).items()
     assert delivered and not r.gateway.movable_on("w0", 3)
+    assert r.gateway.movable_tokens("w0", 3, request) == delivered
     return request, body, delivered
 
 

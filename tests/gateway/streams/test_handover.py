@@ -111,6 +111,11 @@ async def test_only_what_can_be_taken_up_may_be_handed_over(rig):
         of = {a.verdict: n for n, a in r.scheduler.arrivals.items() if a.route == CHAT}
         assert r.gateway.movable_on("w0", 3).keys() == {of["exact"]}
         assert r.gateway.movable_on("w1", 3) == {}
+        assert (r.gateway.movable_tokens("w0", 3, of["exact"]) or 0) > 0
+        assert r.gateway.movable_tokens("w1", 3, of["exact"]) is None
+        assert [r.gateway.movable_tokens("w0", 3, n) for n in of.values() if n != of["exact"]] == [
+            None
+        ]
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)

@@ -219,6 +219,26 @@ async def test_a_move_refused_once_is_made_at_a_later_tick() -> None:
     assert (abandoned.request, abandoned.attempt) in {(e.request, e.attempt) for e in moved(groups)}
 
 
+@pytest.mark.parametrize(("now", "reason"), [(0, "answered 409"), (None, "no other worker can")])
+async def test_what_has_begun_since_the_plan_stays_if_it_cannot_continue(
+    now: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Composed 120312: the first token came between the plan and the call; the client got 502."""
+    async with Scene(7, replicas=1, tokens=LONG) as scene:
+        held = scene.clients["r0"]
+        monkeypatch.setattr(held, "movable_tokens", lambda *_: now)
+        traffic = asyncio.create_task(scene.traffic(6))
+        await scene.until(lambda: held.running_covered("w0"))
+        await commanded(scene, "drain", "w0")
+        await traffic
+        await scene.settled()
+    groups = scene.log.groups
+    left = [e.reason for _, e in recorded(groups, v.MigrationAbandoned)]
+    assert left and all(why.startswith(reason) for why in left), left
+    assert not moved(groups)
+    assert set(scene.unbegun) == ({True} if now == 0 else set())
+
+
 @pytest.mark.full
 async def test_an_engine_that_hands_over_too_late_is_obeyed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,

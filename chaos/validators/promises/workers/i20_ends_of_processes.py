@@ -147,7 +147,7 @@ def _may_end(strike: Strike, end: End, since_ms: int, is_timed: bool) -> bool:
     is_target = strike.what in CAUSES[end.process] and end.owner in strike.targets
     is_log = end.process == "replica" and THE_LOG in strike.targets
     since_ms = 0 if strike.what == FAILS_STARTS else since_ms - FELT_MS
-    return (is_target or is_log) and (not is_timed or strike.is_on(since_ms, end.span[1]))
+    return (is_target or is_log) and (not is_timed or strike.is_on(since_ms, end.span[1] + 1))
 
 
 def _known_to_live_ms(end: End, outages: Sequence[Strike]) -> int:
