@@ -73,6 +73,8 @@ class Course(Struct, kw_only=True):
     queued: list[tuple[Entry, v.RequestQueued]] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
     void: list[Entry] = field(default_factory=list)
+    late_ends: list[Entry] = field(default_factory=list)
+    """Ends that an earlier owner wrote."""
     unaware: list[v.RouteDecided] = field(default_factory=list)
     """Dispatches of a replica before it had read that another one owned the request: of an earlier
     owner, or of one to which the client returned before it had read that."""
@@ -97,11 +99,7 @@ class Course(Struct, kw_only=True):
             self.events += [void for void in self.void if void.stream == at.stream]
             self.void = [void for void in self.void if void.stream != at.stream]
         elif at.stream in self.owners and at.stream != self.owners[-1]:
-            is_unaware = kind is v.RouteDecided and at.event.basis.revision < self.owned_at
-            if is_unaware and at.event.worker:
-                self.unaware.append(at.event)
-            if not self.is_dispatched_anew:
-                self.void.append(at)
+            self._add_of_earlier_owner(at)
             return
         if kind is v.RouteDecided and at.event.worker and len(self.owners) > 1:
             self.void.clear()
@@ -112,6 +110,16 @@ class Course(Struct, kw_only=True):
             self.arrived = at
         elif kind is v.RequestEnded:
             self.ends.append(at)
+
+    def _add_of_earlier_owner(self, at: Entry) -> None:
+        kind = type(at.event)
+        if kind is v.RequestEnded:
+            self.late_ends.append(at)
+        is_unaware = kind is v.RouteDecided and at.event.basis.revision < self.owned_at
+        if is_unaware and at.event.worker:
+            self.unaware.append(at.event)
+        if not self.is_dispatched_anew:
+            self.void.append(at)
 
     def _is_dispatched_by_another(self, stream: str) -> bool:
         return any(

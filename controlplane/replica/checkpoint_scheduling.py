@@ -18,6 +18,7 @@ from relume.events.vocabulary.enums import PlacementCause, RouteCause, Transport
 from relume.policies.checkpoints import decisions as checkpoints
 from relume.policies.checkpoints.checkpoint_settings import config_of
 from relume.policies.liveness.suspicious import SUSPICIOUS
+from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Planned
 from relume.policies.state.overlay.view import View
 from relume.policies.state.prompt_tokens import prompt_tokens
@@ -180,7 +181,7 @@ class Checkpoints:
 
     def replace(self) -> list[HolderChange]:
         """Place checkpoints again for this replica's running requests that lost a holder, or lack
-        one.
+        one. What an engine has finished, and keeps for an absent client, has no blocks any more.
 
         Raises LogError.
         """
@@ -192,13 +193,21 @@ class Checkpoints:
             if not checkpoints.takes_part(self._view, live.worker):
                 continue
             cause = checkpoints.displaced(self._view, request, live.worker)
-            if not cause:
+            if not cause or self._has_finished(live):
                 continue
             before = self._view.checkpoints.placement(request)
             holders = self._place(live, cause)
             if before is None or holders != before.holders:
                 found.append(self._change_of(live, holders))
         return found
+
+    def _has_finished(self, live: LiveRequest) -> bool:
+        """Whether its engine has reported the end of the attempt."""
+        fleet, request = self._view.fleet, live.arrival.request
+        known, worker = fleet.requests.get(request), fleet.workers.get(live.worker)
+        if known is None or worker is None or known.attempt != live.attempt:
+            return False  # the dispatch is not folded yet
+        return key_of(request, live.attempt) not in worker.attempts
 
     def held_by(self, holder: str) -> list[HolderChange]:
         """Running requests of this replica that `holder` is to hold, with their endpoints as

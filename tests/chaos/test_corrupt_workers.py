@@ -121,6 +121,20 @@ def test_an_answer_that_completes_there_after_the_verdict_is_found() -> None:
     assert "completed with wrong tokens of w0 after the verdict on it" in log.found(WRONG)
 
 
+def test_whose_wrong_tokens_they_are_is_unknown_where_another_one_is_wrong_without_a_verdict() -> (
+    None
+):
+    """Composed 120864: the answer was generated again by a worker whose damage no canary touches."""
+    log = WrongWorker()
+    verdict = log.quarantined()
+    log.left()
+    log.sent_on("replay", verdict)
+    log.tell("r.r0", ended("q"))
+    assert "completed with wrong tokens of w0 after the verdict on it" in log.found(WRONG)
+    both = [*FLIPPED, ("w1", 0)]
+    assert i14_no_bad_block.check(log.groups, clients_with(WRONG, "completed"), corrupt=both) == []
+
+
 def test_a_wrong_answer_before_the_verdict_must_be_in_the_incident() -> None:
     log = WrongWorker()
     log.tell("r.r0", ended("q"))

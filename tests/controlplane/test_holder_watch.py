@@ -13,6 +13,7 @@ from relume.controlplane.replica.holder_watch import HolderWatch
 from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
 from tests.admin.scene import Scene
+from tests.policies.story import engine_step, queued
 
 NAMES = ("w0", "w1", "w2")
 
@@ -110,6 +111,21 @@ async def test_a_draining_holder_and_a_lost_one_are_replaced():
         assert await engines.next() == {**asked, "holders": [f"tcp://{third}:1"]}
         await scene.until(lambda: placed["q"].holders == (third,))
         assert worker not in placed["q"].holders
+
+
+async def test_what_its_engine_has_finished_gets_no_other_holder():
+    """Composed 110042: of a stream that waited for its client, a holder was chosen at each drain."""
+    async with Engines() as engines, Scene() as scene:
+        worker, holder, third = await running(scene, engines)
+        fleet = scene.replica.fleet
+        finished = v.EngineFinished("q", 1, "length", 16)
+        scene.worker_writers[worker].append(engine_step(queued("q"), finished))
+        await scene.until(lambda: "q/1" not in fleet.workers[worker].attempts)
+        scene.worker_writers[holder].append(v.StateDaemonLost(holder, "b1", "killed"))
+        await scene.until(lambda: not fleet.holders[holder].alive)
+        scene.worker_writers[third].append(v.StateDaemonLost(third, "b1", "killed"))
+        await scene.until(lambda: not fleet.holders[third].alive)
+        assert fleet.placed["q"].holders == (holder,) and engines.told.empty()
 
 
 async def test_what_drains_itself_keeps_its_holder():

@@ -137,6 +137,37 @@ def test_i1_asks_for_the_death_of_the_last_owner(killed: str, fine: bool) -> Non
     assert (i1_one_terminal_event.check(story.groups, [left]) == []) is fine
 
 
+def taken_over(resumable: str = "digest") -> Story:
+    """r0 stands still; r1 takes its stream over, sends it to w1, and ends it as its client left."""
+    story = Story()
+    story.replica("r0")
+    story.replica("r1")
+    arrival = msgspec.structs.replace(arrived("q1"), client_id="q1", resumable=resumable)
+    story.tell("r.r0", arrival, decided())
+    back = v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=1, events=0)
+    story.tell("r.r1", back, decided(attempt=2, worker="w1"))
+    story.tell("r.r1", msgspec.structs.replace(ended(outcome="cancelled"), tokens=1))
+    return story
+
+
+@pytest.mark.parametrize(("tokens", "fine"), [(64, True), (63, False)])
+def test_i1_takes_the_end_of_a_replica_that_stood_still(tokens: int, fine: bool) -> None:
+    """Composed 120504: it served its client after another one had ended the stream."""
+    story = taken_over()
+    heard = ClientRecord(request="q1", status=200, outcome="completed", token_count=tokens)
+    assert "the log says cancelled" in about(i1_one_terminal_event.check(story.groups, [heard]))
+    story.tell("r.r0", ended())
+    assert (i1_one_terminal_event.check(story.groups, [heard]) == []) is fine
+
+
+@pytest.mark.parametrize(("resumable", "fine"), [("digest", True), ("", False)])
+def test_i1_knows_clients_that_were_sent_away(resumable: str, fine: bool) -> None:
+    """Composed 120533: 503, "return again", and it did not."""
+    story = taken_over(resumable)
+    failed = ClientRecord(request="q1", status=200, outcome="failed", token_count=1)
+    assert (i1_one_terminal_event.check(story.groups, [failed]) == []) is fine
+
+
 def test_i1_compares_the_status_of_refusals() -> None:
     story = short()
     refusal = v.RequestEnded(

@@ -253,6 +253,16 @@ def test_a_503_to_one_that_lost_its_gateway_and_its_worker_is_no_needless_failur
     assert found(log, known, strikes=[died, gateway_died]) == ""
 
 
+@pytest.mark.parametrize(("verdict", "fine"), [("sampled", True), ("exact", False)])
+def test_what_was_sampled_is_lost_with_its_gateway_and_its_worker(verdict: str, fine: bool) -> None:
+    """Composed 120533: both had died half a minute before its client returned."""
+    known = truth(503, 50)
+    known.calls["q1"] = known.calls["q1"]._replace(kind="resumable")
+    died = replace(DIED, since_ms=5000, until_ms=5000)
+    strikes = [died, replace(died, what="gateway-kill", targets=frozenset(("r0",)))]
+    assert (found(returned(50, verdict=verdict), known, strikes=strikes) == "") is fine
+
+
 def away(at_s: int, **more: Any) -> GroundTruth:
     """Its client, which had its last token after 2 s, gets a 502 then."""
     known = truth(502, at_s, **more)

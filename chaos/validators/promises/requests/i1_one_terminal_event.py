@@ -12,6 +12,9 @@ have no event of the gateway at all; then the dispatch in its engine's record st
 (`unheard`), and the leader ends it. The gateway's events of such a request may land together, ahead
 of the leader's end, while that one is in flight. An arrived request without an end is a violation,
 as is one that only the leader can end, by the log. Check a drained log only.
+
+A replica that stood still may serve a client whose stream another one ended as left. One that cannot
+have a stream sends its client away, which need not return.
 """
 
 from __future__ import annotations
@@ -119,13 +122,24 @@ def _agreement(client: ClientRecord, course: Course, broken: set[str]) -> list[s
         return []  # killed between the last bytes and their record
     if unsaid and client.outcome in _FAILURES and not end.status:
         return []  # killed between the error and its record
+    resumable = course.arrived is not None and bool(course.arrived.event.resumable)
     if client.outcome == RequestOutcome.CANCELLED and end.outcome in _FAILURES:
-        resumable = course.arrived is not None and course.arrived.event.resumable
         if resumable or not client.status:
             return []  # it was absent when it failed
+    if resumable and end.outcome == RequestOutcome.CANCELLED:
+        if client.outcome in _FAILURES:
+            return []  # another replica sent it away, and it did not return
+        end = next((at.event for at in course.late_ends if _is_whole(client, at.event)), end)
     if client.outcome == "cut" and end.outcome == RequestOutcome.FAILED and _is_relayed(course):
         return []  # only a broken connection can show that such an answer will not come whole
     return _OUTCOMES[client.outcome](client, end, owner in broken)
+
+
+def _is_whole(client: ClientRecord, end: v.RequestEnded) -> bool:
+    """Whether a replica that stood still ended the request as its client saw, and had not read that
+    another one had it meanwhile."""
+    both = {client.outcome, end.outcome} == {RequestOutcome.COMPLETED}
+    return both and end.tokens == client.token_count + client.other_tokens
 
 
 def _is_relayed(course: Course) -> bool:

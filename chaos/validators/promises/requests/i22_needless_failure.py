@@ -14,7 +14,8 @@ failure without an explanation breaks the promise.
 - 429: it waited for the whole time in the queue, or the queue was full, or the share of its tenant.
   At most so many wait as were sent to its replica, had no answer, and were taken by no engine. It is
   needless if an engine that no fault had struck had no request for `IDLE_MS` before and after.
-- 503 to a client that returned: its gateway was killed, and its worker struck.
+- 503 to a client that returned: its gateway was killed, and its worker struck; however long ago, if it
+  was sampled without a seed.
 - Any error: faults ended its attempts, or effects restarted their engines. If it could continue
   elsewhere, they ended as many as the settings permit. One is enough for a request that cannot be
   continued, for an engine's own refusal, for an answer that its engine broke off, and for tokens of a
@@ -237,7 +238,9 @@ class _Rules:
         count = len(blows) + self._is_last_unwritten(course, at_ms)
         if call.status in (BUSY, NO_WORKER):
             ran_last = course.decisions[-1].worker if course.decisions else ""
-            is_lost = call.kind == "resumable" and self._are_both_struck(course, ran_last, at_ms)
+            is_lost = call.kind == "resumable" and (
+                self._are_both_struck(course, ran_last, at_ms) or self._is_sample_lost(call, course)
+            )
             return is_lost or count >= self._limits.errors
         if self._is_grace_over(call, course) or self._breaks_off(
             course, begun[-1] if begun else None, at_ms
@@ -265,6 +268,18 @@ class _Rules:
         client is sent away to return again."""
         is_alone = is_struck(self._kills, _owners(course), at_ms - FELT_MS, at_ms)
         return is_alone and self._is_felt(worker, at_ms, at_ms)
+
+    def _is_sample_lost(self, call: ClientCall, course: Course) -> bool:
+        """Whether faults killed a gateway of its and struck a worker of its, since it was sent: nobody
+        else can continue what was sampled without a seed."""
+        assert course.arrived is not None
+        since_ms, until_ms = self._ms(call.sent_ns), self._ms(call.ended_ns)
+        ran_on = {decision.worker for decision in course.decisions}
+        return (
+            course.arrived.event.verdict == Guarantee.SAMPLED
+            and is_struck(self._kills, _owners(course), since_ms, until_ms)
+            and is_struck(self._strikes, ran_on, since_ms, until_ms)
+        )
 
     def _breaks_off(self, course: Course, last: v.RouteDecided | None, at_ms: int) -> bool:
         """Whether a fault let its engine break the last answer off, with a word of its own."""

@@ -8,8 +8,8 @@ dispatch named it and its incarnation.
 A killed gateway may have sent attempts that it never wrote (`UnwrittenDecisions`); nobody reads
 their answers. The next owner, which may not know of them, skips their numbers or uses them again.
 The same holds for what a replica sent before it had read that its client went to another one, also if
-the client came back meanwhile. A return that another replica wrote before an attempt was dispatched, and
-that landed after it, ends that attempt: its owner reads that it is none any more.
+the client came back meanwhile. A return that another replica wrote before it had read of a dispatch ends
+that attempt: its owner reads that it is none any more.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ def _owners(course: Course) -> list[str]:
 def _attempts(course: Course, known: set[int]) -> list[str]:
     """`known`: attempts that engines or holders reported, whose numbers a new owner skips."""
     texts = []
-    live = last = live_ms = 0
-    over = False
+    live = last = 0
+    owner, over = "", False
+    known = known | {decision.attempt for decision in course.unaware}
     for at in course.events:
         event = at.event
         if type(event) is v.RequestEnded:
@@ -90,8 +91,8 @@ def _attempts(course: Course, known: set[int]) -> list[str]:
             if event.attempt == live:
                 live = 0
         elif type(event) is v.ClientReturned:
-            if event.attempt < live and at.at_ms < live_ms:
-                live = 0
+            if event.attempt < live and at.stream != owner:
+                live = 0  # it had not read that dispatch, and its owner reads the return
         elif type(event) is v.RouteDecided and event.worker and event not in course.unaware:
             if over:
                 texts.append(f"attempt {event.attempt} was dispatched after the end")
@@ -102,7 +103,7 @@ def _attempts(course: Course, known: set[int]) -> list[str]:
             if event.attempt <= last or (skipped and not may_skip):
                 texts.append(f"attempt {event.attempt} follows attempt {last}")
             live = last = event.attempt
-            live_ms = at.at_ms
+            owner = at.stream
     return texts
 
 

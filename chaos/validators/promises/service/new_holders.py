@@ -4,8 +4,8 @@ Where the log says that a state daemon is lost, each request whose checkpoint is
 that still runs then, gets another choice of holders. The choice may find no room: it is recorded all
 the same, with its reason.
 
-Exceptions: the request ended, lost its attempt or changed its replica within the bound; its replica
-was struck by a fault, or the log was away; no state daemon was left.
+Exceptions: the request ended, lost its attempt or changed its replica within the bound, or the same host
+had a new state daemon; its replica was struck by a fault, or the log was away; no state daemon was left.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def missing_holders(
             running = {name: one for name, one in running.items() if one.stream != at.stream}
         elif kind is v.StateDaemonStarted:
             up.add(event.worker)
+            _regain(running, event.worker, max(at.at_ms, now_ms))
         elif kind is v.StateDaemonLost:
             up.discard(event.worker)
             _lose(running, event.worker, max(at.at_ms, now_ms), is_last=not up)
@@ -73,6 +74,14 @@ def _lose(running: dict[str, _Placed], holder: str, at_ms: int, is_last: bool) -
             placed.due_ms = 0
         elif holder in placed.holders and not placed.due_ms:
             placed.due_ms, placed.lost = at_ms + BOUND_MS, holder
+
+
+def _regain(running: dict[str, _Placed], holder: str, at_ms: int) -> None:
+    """A new state daemon of the holder is there in time: it is offered the blocks, and no other is
+    chosen."""
+    for placed in running.values():
+        if placed.lost == holder and at_ms <= placed.due_ms:
+            placed.due_ms, placed.lost = 0, ""
 
 
 def _is_disturbed(strikes: Sequence[Strike], replica: str, since_ms: int, until_ms: int) -> bool:

@@ -7,7 +7,8 @@ the engine's tokens: it has them compared. An answer with wrong tokens may compl
 replica did not know the verdict yet. Then the worker's incident lists the request.
 Nothing follows from wrong answers of an engine without a verdict, unless the log convicts it
 (`chaos.validators.convictions`). It may have died before its canaries, no canary may touch the damage,
-and a majority needs three engines and enough cross-checks. If the log convicts it, the run proves
+and a majority needs three engines and enough cross-checks. Where such an engine answered too, whose the wrong
+tokens are is unknown. If the log convicts it, the run proves
 nothing about this promise, and is inconclusive.
 """
 
@@ -125,10 +126,10 @@ def _wrong_answers(
         if client.tokens == right[client.content_id]:
             continue
         listed = _listed(groups) if listed is None else listed
-        for engine in served[course.request]:
-            if engine not in known:
-                missed[engine] = missed.get(engine, 0) + 1
-                continue
+        unknown = [engine for engine in served[course.request] if engine not in known]
+        for engine in unknown:
+            missed[engine] = missed.get(engine, 0) + 1
+        for engine in served[course.request] if not unknown else ():
             for at in course.ends:
                 if at.revision > known[engine].get(at.stream, NEVER):
                     text = f"completed with wrong tokens of {engine[0]} after the verdict on it"
