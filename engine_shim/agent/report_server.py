@@ -125,7 +125,8 @@ class ReportServer:
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def state_again(self) -> None:
-        """In a log that knows nothing of the engine."""
+        """The log is new and knows nothing of the engine: what is known against its reports is written
+        again."""
         self._unread.state_again()
 
     def end(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from relume.chaos.validators.promises.service.i26_lost_speed import check
@@ -118,6 +119,10 @@ def test_an_engine_that_lost_reports_may_have_restored_them() -> None:
     assert "6 of 6" in found(log), "that is another engine"
     log.tell("w.w2", engine_step(lost=20))
     assert found(log) == ""
+    log = lost_streams(6, 0)
+    log.tell("w.w2", engine_step(*(finished(f"s{number}", 2) for number in range(6))))
+    log.tell("w.w2", engine_step(lost=20))
+    assert "6 of 6" in found(log), "what was lost came after them"
 
 
 def test_blocks_of_an_answer_that_was_generated_whole_are_dropped() -> None:
@@ -125,6 +130,9 @@ def test_blocks_of_an_answer_that_was_generated_whole_are_dropped() -> None:
     log = lost_streams(6, 0)
     log.tell("w.w0", engine_step(*(finished(f"s{number}") for number in range(3))))
     assert found(log) == "", "three are left"
+    earlier = lost_streams(6, 0)
+    earlier.tell("w.w0", engine_step(*(finished(f"s{number}", 0) for number in range(6))))
+    assert "6 of 6" in found(earlier), "another attempt has run since"
     aborted = lost_streams(6, 0)
     ends = (v.EngineFinished(f"s{number}", 1, "abort", 8) for number in range(6))
     aborted.tell("w.w0", engine_step(*ends))
@@ -171,6 +179,35 @@ def test_a_loss_that_lands_late_counts_from_when_the_log_has_it() -> None:
 def test_one_that_gets_another_soon_is_not() -> None:
     assert found(lost_holder(100, chosen("q1", "w2"))) == ""
     assert found(lost_holder(450, ended())) == ""
+
+
+@pytest.mark.parametrize(("attempt", "is_fine"), [(1, True), (2, False)])
+def test_what_its_engine_has_finished_needs_none(attempt: int, is_fine: bool) -> None:
+    log = short()
+    log.tell("w.w1", daemon("w1"))
+    log.tell("w.w2", daemon("w2"))
+    log.tell("r.r0", chosen("q1", "w1"))
+    log.tell("w.w0", engine_step(finished("q1", attempt)))
+    log.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
+    log.at_ms += 5000
+    log.tell("r.r0", ended())
+    assert (found(log) == "") is is_fine
+
+
+@pytest.mark.parametrize(("holder", "is_fine"), [("w1", True), ("w2", False)])
+def test_a_holder_whose_host_has_a_new_daemon_need_not_be_replaced(
+    holder: str, is_fine: bool
+) -> None:
+    """Composed 120726: it came with the same transaction, and is offered the blocks again."""
+    log = short()
+    log.tell("w.w1", daemon("w1"))
+    log.tell("w.w2", daemon("w2"))
+    log.tell("r.r0", chosen("q1", "w1"))
+    log.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
+    log.tell(f"w.{holder}", replace(daemon(holder), boot="b2"))
+    log.at_ms += 5000
+    log.tell("r.r0", ended())
+    assert (found(log) == "") is is_fine
 
 
 def test_a_late_writer_may_be_as_late_as_it_is() -> None:

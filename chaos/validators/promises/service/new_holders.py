@@ -4,8 +4,9 @@ Where the log says that a state daemon is lost, each request whose checkpoint is
 that still runs then, gets another choice of holders. The choice may find no room: it is recorded all
 the same, with its reason.
 
-Exceptions: the request ended, lost its attempt or changed its replica within the bound, or the same host
-had a new state daemon; its replica was struck by a fault, or the log was away; no state daemon was left.
+Exceptions: within the bound the request ended, its engine finished it, it lost its attempt or changed
+its replica, or the same host had a new state daemon; its replica was struck by a fault, or the log was
+away; no state daemon was left.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class _Placed(Struct, kw_only=True):
     holder that it lost."""
 
     stream: str
+    attempt: int
     holders: tuple[str, ...]
     due_ms: int = 0
     lost: str = ""
@@ -52,7 +54,11 @@ def missing_holders(
                     took = f"no other for {at.at_ms - lost_ms} ms"
                     yield event.request, f"its holder {placed.lost} was lost, and it had {took}"
             if kind is v.HolderChosen:
-                running[event.request] = _Placed(stream=at.stream, holders=event.holders)
+                running[event.request] = _Placed(
+                    stream=at.stream, attempt=event.attempt, holders=event.holders
+                )
+        elif kind is v.EngineStep:
+            _forget_finished(running, event)
         elif kind is v.ReplicaStarted:
             running = {name: one for name, one in running.items() if one.stream != at.stream}
         elif kind is v.StateDaemonStarted:
@@ -65,6 +71,15 @@ def missing_holders(
 
 _LEAVES = (v.RequestEnded, v.TransportObserved, v.ClientReturned)
 """Events after which the attempt does not run at this replica."""
+
+
+def _forget_finished(running: dict[str, _Placed], step: v.EngineStep) -> None:
+    """What an engine has finished has no blocks any more, though its client may be absent."""
+    for change in step.changes:
+        if type(change) is v.EngineFinished:
+            placed = running.get(change.request)
+            if placed is not None and placed.attempt == change.attempt:
+                del running[change.request]
 
 
 def _lose(running: dict[str, _Placed], holder: str, at_ms: int, is_last: bool) -> None:

@@ -31,6 +31,7 @@ LATENCY_US = 1000
 """Of one restore: to find the blocks, and to begin."""
 AFTER_MS = 500
 """Time in which the engine that gets the attempt must begin the restore."""
+NEVER = 1 << 62
 WHOLE = ("stop", "length")
 """Finish reasons of an engine that generated all."""
 KILLS = frozenset(("engine-kill", "agent-kill", "agent-spool-torn"))
@@ -63,14 +64,14 @@ def unused_restores(log: Log, strikes: Sequence[Strike]) -> Iterator[str]:
         for course in courses(log).values()
         for _, change in course.queued
     }
-    lost, dropped = _lost_reports(log), _generated(log)
+    ends = _Ends(log)
     missed, count = [], 0
     for at in open_to:
         name = at.event.request, at.event.attempt
         holder = _worthwhile(known, at, token_us)
         if not holder or name not in queued or _is_disturbed(strikes, at, holder, sent[name]):
             continue
-        if dropped.get(name[0], name[1]) < name[1] or lost.get(at.event.worker, -1) > at.revision:
+        if (name[0], name[1] - 1) in ends.whole or ends.has_lost(at):
             continue
         count += 1
         if name not in restored:
@@ -79,24 +80,30 @@ def unused_restores(log: Log, strikes: Sequence[Strike]) -> Iterator[str]:
         yield f"{len(missed)} of {count} streams were not restored: {', '.join(missed[:3])}"
 
 
-def _lost_reports(log: Log) -> dict[str, int]:
-    """By worker, the last revision with a step whose engine lost reports before it."""
-    return {
-        at.stream.removeprefix("w."): at.revision
-        for at in events_of(log, "w.")
-        if type(at.event) is v.EngineStep and at.event.lost
-    }
+class _Ends:
+    """What engines reported of ends. `whole`: attempts (request, number) that an engine generated to
+    the end; it had their holders drop the blocks."""
 
-
-def _generated(log: Log) -> dict[str, int]:
-    """By request, the first attempt that an engine generated to the end."""
-    found: dict[str, int] = {}
-    for at in events_of(log, "w."):
-        if type(at.event) is v.EngineStep:
+    def __init__(self, log: Log) -> None:
+        self.whole: set[tuple[str, int]] = set()
+        self._ended: dict[tuple[str, int], int] = {}
+        self._lost: dict[str, list[int]] = {}
+        for at in events_of(log, "w."):
+            if type(at.event) is not v.EngineStep:
+                continue
+            if at.event.lost:
+                self._lost.setdefault(at.stream.removeprefix("w."), []).append(at.revision)
             for change in at.event.changes:
-                if type(change) is v.EngineFinished and change.reason in WHOLE:
-                    found.setdefault(change.request, change.attempt)
-    return found
+                if type(change) is v.EngineFinished:
+                    attempt = change.request, change.attempt
+                    self._ended[attempt] = at.revision
+                    if change.reason in WHOLE:
+                        self.whole.add(attempt)
+
+    def has_lost(self, at: Dispatch) -> bool:
+        """Whether its engine lost reports while it had the attempt: its restore may be among them."""
+        ended = self._ended.get((at.event.request, at.event.attempt), NEVER)
+        return any(at.revision < lost <= ended for lost in self._lost.get(at.event.worker, ()))
 
 
 def _continues(at: Dispatch) -> bool:
