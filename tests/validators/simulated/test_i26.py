@@ -182,12 +182,15 @@ def test_one_that_gets_another_soon_is_not() -> None:
 
 
 @pytest.mark.parametrize(("attempt", "is_fine"), [(1, True), (2, False)])
-def test_what_its_engine_has_finished_needs_none(attempt: int, is_fine: bool) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_what_its_engine_has_finished_needs_none(attempt: int, is_fine: bool, early: bool) -> None:
+    """Composed 130069: the choice landed after the end."""
     log = short()
     log.tell("w.w1", daemon("w1"))
     log.tell("w.w2", daemon("w2"))
-    log.tell("r.r0", chosen("q1", "w1"))
-    log.tell("w.w0", engine_step(finished("q1", attempt)))
+    both = [("r.r0", chosen("q1", "w1")), ("w.w0", engine_step(finished("q1", attempt)))]
+    for stream, event in reversed(both) if early else both:
+        log.tell(stream, event)
     log.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
     log.at_ms += 5000
     log.tell("r.r0", ended())

@@ -40,6 +40,7 @@ def missing_holders(
     """Requests that had no new choice in time, and which holder they had lost. Records of a stream
     in `late_ms` come so much later."""
     running: dict[str, _Placed] = {}
+    finished: set[tuple[str, int]] = set()
     up: set[str] = set()
     now_ms = 0  # by the clocks of replicas: an agent's records may land late
     for at in events_of(log):
@@ -53,12 +54,12 @@ def missing_holders(
                 if not _is_disturbed(strikes, placed.stream[2:], lost_ms, at.at_ms):
                     took = f"no other for {at.at_ms - lost_ms} ms"
                     yield event.request, f"its holder {placed.lost} was lost, and it had {took}"
-            if kind is v.HolderChosen:
+            if kind is v.HolderChosen and (event.request, event.attempt) not in finished:
                 running[event.request] = _Placed(
                     stream=at.stream, attempt=event.attempt, holders=event.holders
                 )
         elif kind is v.EngineStep:
-            _forget_finished(running, event)
+            _note_finished(running, finished, event)
         elif kind is v.ReplicaStarted:
             running = {name: one for name, one in running.items() if one.stream != at.stream}
         elif kind is v.StateDaemonStarted:
@@ -73,10 +74,13 @@ _LEAVES = (v.RequestEnded, v.TransportObserved, v.ClientReturned)
 """Events after which the attempt does not run at this replica."""
 
 
-def _forget_finished(running: dict[str, _Placed], step: v.EngineStep) -> None:
+def _note_finished(
+    running: dict[str, _Placed], finished: set[tuple[str, int]], step: v.EngineStep
+) -> None:
     """What an engine has finished has no blocks any more, though its client may be absent."""
     for change in step.changes:
         if type(change) is v.EngineFinished:
+            finished.add((change.request, change.attempt))
             placed = running.get(change.request)
             if placed is not None and placed.attempt == change.attempt:
                 del running[change.request]
