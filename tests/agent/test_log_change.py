@@ -80,6 +80,8 @@ async def test_effects_of_the_new_log_are_carried_out_whatever_was_applied_befor
                     lambda life=life: stage.agent.describe()["engine"]["incarnation"] == life
                 )
             await stage.until(lambda: stage.phase == "ready")
+            (applied,) = stage.events(v.EffectApplied)
+            assert (applied.decision, applied.outcome) == ("r0.5.1", "applied")
             stage.log.replace()
 
 
