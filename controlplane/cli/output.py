@@ -11,30 +11,8 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
-from unicodedata import category
 
-
-def visible(text: str) -> str:
-    r"""`text` for a terminal: control characters (also of C1), line breaks, bidirectional and
-    invisible ones, and lone surrogates as escapes (`\x1b`, `\n`, `\u202e`). Text in any language
-    stays."""
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() or category(c) == "Zs" else c.encode("unicode_escape").decode()
-        for c in text
-    )
-
-
-def visible_data(value: Any) -> Any:
-    """`value` as JSON has it, with each text `visible`."""
-    if isinstance(value, str):
-        return visible(value)
-    if isinstance(value, dict):
-        return {visible_data(name): visible_data(member) for name, member in value.items()}
-    if isinstance(value, list | tuple):
-        return [visible_data(member) for member in value]
-    return value
+from relume.controlplane.telemetry.visible_text import visible
 
 
 def print_json(value: Any) -> None:

@@ -6,6 +6,7 @@ succeeds comes after a count of the lost ones.
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ from typing import Any, TextIO, cast
 
 import structlog
 
+from relume.controlplane.telemetry.visible_text import visible, visible_data, visible_json
 from relume.events.log.disk import SteadyOutput
 
 
@@ -21,7 +23,8 @@ def setup_logging(level: str = "info", form: str = "auto", stream: TextIO | None
 
     `level`: debug, info, warning, error. `form`: json, console, or auto (console on a
     terminal). `stream`: stderr by default. Libraries' own logging goes the same way from
-    warnings up. Tracebacks show no variables: prompts and keys are among them.
+    warnings up. Tracebacks show no variables: prompts and keys are among them. No line has characters
+    that a terminal obeys: texts of clients are among the values.
     """
     out = SteadyOutput(stream or sys.stderr, _refused)
     number = getattr(logging, level.upper())
@@ -33,15 +36,16 @@ def setup_logging(level: str = "info", form: str = "auto", stream: TextIO | None
         structlog.processors.StackInfoRenderer(),
     ]
     if people:
-        plain = structlog.dev.plain_traceback
         last: list[Any] = [
-            structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=plain)
+            _visible_fields,
+            structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=_traceback),
         ]
     else:
         frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         last = [
             structlog.processors.ExceptionRenderer(frames),
             structlog.processors.JSONRenderer(ensure_ascii=False),
+            lambda _logger, _level, line: visible_json(line),
         ]
     structlog.configure(
         processors=[*shared, *last],
@@ -59,6 +63,19 @@ def setup_logging(level: str = "info", form: str = "auto", stream: TextIO | None
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING))
+
+
+def _visible_fields(_logger: Any, _level: str, fields: Any) -> Any:
+    return {
+        name: value if name == "exc_info" else visible_data(value) for name, value in fields.items()
+    }
+
+
+def _traceback(out: TextIO, error: Any) -> None:
+    plain = io.StringIO()
+    structlog.dev.plain_traceback(plain, error)
+    lines = plain.getvalue().rstrip("\n").split("\n")
+    out.write("\n".join(f"  {visible(line)}" for line in lines))  # none begins as a log line does
 
 
 def _refused(count: int) -> str:

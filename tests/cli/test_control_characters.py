@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,12 +15,15 @@ from unicodedata import category
 
 import msgspec
 import pytest
+import structlog
 
 from relume.chaos.runner.judge import judge
 from relume.chaos.runner.report.report_command import report_command
-from relume.controlplane.cli.output import print_table, visible, visible_data
+from relume.controlplane.cli.output import print_table
 from relume.controlplane.replay.store import save
 from relume.controlplane.stream.arrival import Arrival
+from relume.controlplane.telemetry.logs import setup_logging
+from relume.controlplane.telemetry.visible_text import visible, visible_data
 from relume.events import vocabulary as v
 from tests.admin.scene import Scene
 from tests.runner.recorded import outcome
@@ -179,3 +184,33 @@ def test_commands_print_through_one_place() -> None:
                 if not any(part in text for part in allowed):
                     found.append(f"{path.relative_to(ROOT)}: {text}")
     assert found == []
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_log_lines_show_escapes(form: str) -> None:
+    out = io.StringIO()
+    before = structlog.get_config()
+    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    try:
+        setup_logging("info", form, out)
+        log = structlog.get_logger("relume.test")
+        log.info(f"seen{HOSTILE}", request=f"q{HOSTILE}", models=[HOSTILE], language="größe 模型")
+        logging.getLogger("a library").warning("%s", HOSTILE)
+        try:
+            raise ValueError(HOSTILE)
+        except ValueError:
+            log.exception("failed")
+    finally:
+        structlog.configure(**before)
+        logging.getLogger().handlers[:] = handlers
+        logging.getLogger().setLevel(level)
+    text = out.getvalue()
+    shows_escapes(text)
+    assert "größe 模型" in text and "evil" in text
+    if form == "json":
+        first, second, third = map(json.loads, text.splitlines())
+        assert first["event"] == f"seen{HOSTILE}" and first["models"] == [HOSTILE]
+        assert second["event"] == HOSTILE
+        assert third["exception"][0]["exc_value"] == HOSTILE
+    else:
+        assert "Traceback" in text and "ValueError" in text

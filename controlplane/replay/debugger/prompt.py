@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from relume.controlplane.cli.output import print_error, visible
+from relume.controlplane.cli.output import print_error
 from relume.controlplane.replay.debugger.debug_commands import COMMANDS, BadQuestion, full_name
 from relume.controlplane.replay.debugger.screen import show, show_help
 from relume.controlplane.replay.debugger.session import Debugger
 from relume.controlplane.replay.debugger.stop_conditions import kinds
 from relume.controlplane.replay.what_if import DEFAULTS
+from relume.controlplane.telemetry.visible_text import visible
 from relume.events.log.errors import LogError
 
 _REPEATED = ("next", "back", "continue", "reverse")

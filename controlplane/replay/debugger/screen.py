@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from relume.controlplane.cli.output import visible_data
 from relume.controlplane.replay.debugger.debug_commands import COMMANDS, GROUPS
+from relume.controlplane.telemetry.visible_text import visible_data
 
 Data = dict[str, Any]
 _EVENTS = 40
