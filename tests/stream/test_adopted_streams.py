@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
@@ -59,6 +60,20 @@ def test_tokens_that_a_worker_repeated_continue_a_stream_of_which_it_lacks_the_r
     assert request.only(do.Assign) == do.Assign(RouteCause.DETACHED, 2)
     request.send_to("continue")
     assert b"x-relume-resume: continue 2\r\n" in request.only(do.Send).head
+
+
+def test_a_worker_that_lacks_the_rest_may_get_the_stream_again_at_once() -> None:
+    """Composed 130696: it paused for a worker that had failed nothing, and its client went elsewhere
+    meanwhile, where nobody had the request."""
+    request = OneRequest(resumable=True, adopted=True)
+    left = request.assignment("new")
+    request.feed(e.Adopted((2, 0)), e.Owned(True, left), e.Connected(()))
+    request.feed(e.Head(200, {b"content-type": CONTENT_TYPE, b"x-relume-from": b"3"}))
+    request.feed(e.Data(ENVELOPE + encode_tokens(0, [5, 6])))
+    again = replace(request.assignment("continue"), worker=left.worker)
+    request.feed(e.Assigned(again))
+    assert request.only(do.Open).to == again
+    assert not any(type(effect) is do.SetTimer for effect in request.effects)
 
 
 def sampled_without_its_engine() -> OneRequest:

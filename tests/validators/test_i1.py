@@ -71,6 +71,18 @@ def test_i1_lets_all_that_a_gateway_wrote_land_in_front_of_the_leaders_end(
     assert (i1_one_terminal_event.check(story.groups, []) == []) is fine
 
 
+@pytest.mark.parametrize(("lost", "fine"), [("r0", True), ("r1", False)])
+def test_i1_lets_the_end_of_one_that_it_took_to_be_dead_land_in_front_of_it(
+    lost: str, fine: bool
+) -> None:
+    """Composed 130589: a gateway that had stood still wrote its ends as the leader gave it up."""
+    story = short()
+    story.tell("fleet", v.ReplicaLost(lost, 8))
+    story.tell("r.r0", ended())
+    story.tell("fleet", ended(outcome="failed"))
+    assert (i1_one_terminal_event.check(story.groups, []) == []) is fine
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

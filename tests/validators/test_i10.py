@@ -339,3 +339,20 @@ def stuck(silent_ms: int, steps: int) -> v.StreamJudged:
         bound_us=1_500_000,
         stuck=True,
     )
+
+
+@pytest.mark.parametrize(("grace_ticks", "fine"), [(30, True), (5, False)])
+def test_i10_waits_for_nothing_that_nobody_waits_for(grace_ticks: int, fine: bool) -> None:
+    """Composed 130501: its client was away, so the death of its engine was noticed by the log alone."""
+    story = Story()
+    resumable = msgspec.structs.replace(
+        arrived("q1"), client_id="c1", resumable="digest", grace_ticks=grace_ticks
+    )
+    story.tell("r.r0", resumable, decided())
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    back = story.revision
+    story.tell("r.r0", msgspec.structs.replace(ended(outcome="cancelled"), tokens=7))
+    groups = timed(story, {1: 1000, cut: 5000, back: 19_000, back + 1: 31_000})
+    assert (i10_recovery_bound.check(groups, []) == []) is fine

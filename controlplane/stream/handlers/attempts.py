@@ -127,7 +127,10 @@ def lose(
     elif kind in UNHEALTHY:
         release(stream, to)
     stream.effects.append(Close(reuse=refusal is not None))
-    budget.failed_on.add((to.worker, to.incarnation))
+    if (
+        kind != TransportKind.DETACHED
+    ):  # its engine lives, and had nothing of the stream to attach to
+        budget.failed_on.add((to.worker, to.incarnation))
     _leave_for(stream, to, kind, detail, now, status)
     final, message = budget.failed(
         kind, status, stream.delivered, stream.limits, detail, to.worker if to.alone else ""

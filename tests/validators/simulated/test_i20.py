@@ -229,6 +229,17 @@ def test_streams_far_from_every_fault_do_not_wait(gap_ms: int, struck: str, is_f
     assert found(log, near, clients=[client]) == "", "a real machine may be busy"
 
 
+@pytest.mark.parametrize(("worker", "is_fine"), [("w0", True), ("w1", False)])
+def test_streams_of_an_engine_that_is_to_restart_may_wait(worker: str, is_fine: bool) -> None:
+    """Composed 130473: the operator restarts both engines of the fleet."""
+    log = short()
+    log.tell("fleet", restarted(worker=worker))
+    log.tell("w.w0", engine_step(finished()))
+    log.tell("r.r0", ended())
+    client = ClientRecord(request="q1", status=200, gaps_ms=[WAIT_MS + 900.0])
+    assert (found(log, clients=[client], truth=GroundTruth()) == "") is is_fine
+
+
 @pytest.mark.parametrize(("queued_ms", "is_fine"), [(400, True), (100, False)])
 def test_the_queue_of_a_full_engine_is_no_wait(queued_ms: int, is_fine: bool) -> None:
     log = short()

@@ -52,6 +52,7 @@ EXCLUDED = (HealthState.UNHEALTHY, HealthState.PROBING, HealthState.QUARANTINED)
 REPORTS_MS = 1000
 """An agent writes at most that often what it dropped."""
 
+TICK_MS = 1000
 SILENCE_MS = 3000
 """Time without a tick after which the log counts as stopped."""
 
@@ -275,6 +276,14 @@ def _is_left(course: Course) -> bool:
     )
 
 
+def _left_ms(course: Course, end_ms: int) -> int:
+    """When its client left for the last time, of a stream that its owner ended for that."""
+    arrived, end = course.arrived, course.end
+    if arrived is None or end is None or end.outcome != RequestOutcome.CANCELLED:
+        return end_ms
+    return end_ms - TICK_MS * arrived.event.grace_ticks
+
+
 def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
     """Every attempt in the log that was cut, and the time at which its request continued."""
     first_tokens: dict[tuple[str, int], Entry] = {}
@@ -308,14 +317,15 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
         for index, cut in enumerate(cuts):
             event = cut.event
             begun = min(cut.at_ms, died.get((event.worker, event.incarnation), cut.at_ms))
+            begun = max(begun, sent.get(event.attempt, (-1, -1))[1])  # it may have been dead before
             following = cuts[index + 1].at_ms if index + 1 < len(cuts) else end_ms
             after = min((n for n in sent if n > event.attempt), default=event.attempt + 1)
             first = first_tokens.get((course.request, after))
             back = following if first is None else first.at_ms
             if 0 <= following < back:
                 back = following  # its worker was cut from the log and told of it late
-            if is_left and back == end_ms:
-                continue
+            if is_left and (back == end_ms or back > _left_ms(course, end_ms)):
+                continue  # nobody waited for it
             # A return before the dispatch came before its first token, however late the log has it.
             place_sent, sent_ms = sent.get(after, (-1, -1))
             begun = max(

@@ -9,7 +9,7 @@ second end of the leader or of the owner is a violation.
 A killed gateway may have served a client to the end, or answered it with an error, without a terminal
 event in the log. Then the leader ends the request, without a status. Of a short answer the log may
 have no event of the gateway at all; then the dispatch in its engine's record stands for it
-(`unheard`), and the leader ends it. The gateway's events of such a request may land together, ahead
+(`unheard`), and the leader ends it. The end of a gateway that the leader took to be dead may land ahead
 of the leader's end, while that one is in flight. An arrived request without an end is a violation,
 as is one that only the leader can end, by the log. Check a drained log only.
 
@@ -19,13 +19,14 @@ have a stream sends its client away, which need not return.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from relume.chaos.validators.records import (
     ClientRecord,
     Course,
     Violation,
     courses,
+    events_of,
     log_of,
     of_clients,
 )
@@ -53,11 +54,16 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     found = courses(groups)
     broken, lost = broken_replicas(groups)
     unheard = UnacknowledgedRequests(groups, lost) if broken else None
+    given_up = {
+        f"r.{at.event.replica}": at.revision
+        for at in events_of(groups, "fleet")
+        if type(at.event) is v.ReplicaLost
+    }
     unacknowledged = set(unheard.tokens) if unheard is not None else set()
     out = [
         Violation(PROMISE, c.request, text)
         for c in found.values()
-        for text in _ends(c, unacknowledged)
+        for text in _ends(c, unacknowledged, given_up)
     ]
     out += [Violation(PROMISE, name, "has no terminal event") for name in _left(groups)]
     unknown = []
@@ -88,7 +94,8 @@ def _left(groups: Sequence[RevisionGroup]) -> list[str]:
     return [name for name, tick in due if end.tick - tick >= SLACK_TICKS]
 
 
-def _ends(course: Course, unheard: set[str]) -> list[str]:
+def _ends(course: Course, unheard: set[str], given_up: Mapping[str, int]) -> list[str]:
+    """`given_up`: streams of replicas that a leader declared dead, and at which revision."""
     by_leader = [at for at in course.ends if at.stream == "fleet"]
     by_owner = [at for at in course.ends if at.stream != "fleet"]
     texts = []
@@ -106,8 +113,10 @@ def _ends(course: Course, unheard: set[str]) -> list[str]:
                 texts.append(f"was {course.owners[-1]}'s and was ended by {at.stream}")
     if by_owner and by_leader and by_owner[0].revision < by_leader[0].revision:
         came = course.arrived.revision if course.arrived is not None else 0
-        together = came == by_owner[0].revision and by_leader[0].revision - came <= IN_FLIGHT
-        if not together:
+        written = by_owner[0].revision
+        # It landed whole, or its gateway had just been declared dead.
+        is_late = came == written or given_up.get(by_owner[0].stream, written) < written
+        if not is_late or by_leader[0].revision - written > IN_FLIGHT:
             texts.append("was ended by the leader after its gateway had ended it")
     return texts
 

@@ -5,7 +5,8 @@ The log shows the ends of engines, state daemons and replicas. Each has a cause 
 fault that strikes this very process, or what it needs to own its stream; an order for this worker; or
 its agent, which stops. Faults of records, requests and clients end nothing. Between two tokens of a
 stream pass at most `WAIT_MS`, and its time in the queue of a full engine, while no fault is felt by its
-workers, its replicas, or the log. Where reports of an engine were lost, its queue is unknown.
+workers, its replicas, or the log, and no order restarts one of its workers. Where reports of an engine
+were lost, its queue is unknown.
 
 Exceptions: a run whose faults are unknown, and logs that begin after a process did, show no cause. In
 real runs an engine that its agent finds hung counts as such, and waits are not judged: a busy machine
@@ -225,7 +226,8 @@ def _timed(groups: Sequence[RevisionGroup]) -> Iterator[tuple[Entry, Span]]:
 def _waits(
     groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord], strikes: Sequence[Strike]
 ) -> Iterator[Violation]:
-    """Streams that waited although no fault was felt where they were."""
+    """Streams that waited although no fault, and no order to restart, was felt where they were."""
+    felt = [*strikes, *_orders(groups)]
     queues: _Queues | None = None
     for client, course in of_clients(courses(groups), clients):
         longest = max(client.gaps_ms, default=0.0)
@@ -234,13 +236,27 @@ def _waits(
         workers = {decision.worker for decision in course.decisions}
         replicas = {owner.removeprefix("r.") for owner in course.owners}
         began_ms, ended_ms = course.events[0].at_ms, course.events[-1].at_ms
-        if is_struck(strikes, {*workers, *replicas, THE_LOG}, began_ms - FELT_MS, ended_ms):
+        if is_struck(felt, {*workers, *replicas, THE_LOG}, began_ms - FELT_MS, ended_ms):
             continue
         queues = queues or _Queues(groups)
         bound = WAIT_MS + queues.waited_ms.get(course.request, 0)
         if longest > bound and not queues.has_lost(workers, began_ms, ended_ms + FELT_MS):
             text = f"waited {longest:.0f} ms for a token, bound {bound} ms, and no fault was felt"
             yield Violation(PROMISE, client.request, text)
+
+
+def _orders(groups: Sequence[RevisionGroup]) -> Iterator[Strike]:
+    """Orders to restart an engine: its streams wait if no other worker is left."""
+    for at in events_of(groups, "fleet"):
+        if type(at.event) is v.EffectsDecided:
+            workers = {e.worker for e in at.event.effects if e.kind == EffectKind.RESTART}
+            if workers:
+                yield Strike(
+                    what=EffectKind.RESTART,
+                    targets=frozenset(workers),
+                    since_ms=at.at_ms,
+                    until_ms=at.at_ms,
+                )
 
 
 class _Queues:
