@@ -276,7 +276,8 @@ def _away(run: Outcome) -> Iterator[tuple[int, int, str]]:
         silenced = cut == "etcd" or fired.what == "agent-stop"
         for died_ns, dead in deaths:
             is_silent = silenced and dead in fired.target.split(",")
-            if (unreported or is_silent) and fired.at_ns - RELOAD_NS <= died_ns < until_ns:
+            since_ns = _log_away_since(run, fired) if unreported else fired.at_ns
+            if (unreported or is_silent) and since_ns - RELOAD_NS <= died_ns < until_ns:
                 yield max(fired.at_ns, died_ns), until_ns, dead
 
 
@@ -335,6 +336,17 @@ def _stops_log(run: Outcome, fired: FiredFault) -> bool:
     """Whether the fault left etcd without a majority, or without space."""
     outvoted = 2 * len(fired.target.split(",")) > len(run.schedule.etcd)
     return fired.what == "etcd-quota" or (fired.what in _STOPS_OF_MEMBERS and outvoted)
+
+
+def _log_away_since(run: Outcome, fired: FiredFault) -> int:
+    """When (ns) the log went away before or with this fault, without the time between outages in which
+    no engine could have loaded."""
+    since_ns = fired.at_ns
+    for other in sorted(run.fired, key=lambda one: -one.at_ns):
+        until_ns = other.until_ns or run.ended_ns
+        if _stops_log(run, other) and other.at_ns < since_ns <= until_ns + RELOAD_NS:
+            since_ns = other.at_ns
+    return since_ns
 
 
 def _expectations(run: Outcome, figures: dict[str, float | None]) -> Iterator[Expectation]:

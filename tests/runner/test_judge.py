@@ -122,6 +122,25 @@ def test_a_dead_worker_that_is_cut_from_etcd_cannot_return(
     assert _known(run, Log([])).unserved_ms == unserved_ms
 
 
+@pytest.mark.parametrize(("back_s", "unserved_ms"), [(0.5, 9000), (6.0, 4000)])
+def test_an_engine_cannot_load_between_two_outages_of_the_log(
+    good: Outcome, back_s: float, unserved_ms: int
+) -> None:
+    """Composed 130999: etcd was back for half a second."""
+    second = 10**9
+    again = 5 + back_s
+    outages = [
+        FiredFault(name=n, what="etcd-stop", target="e0", at_ns=int(a * second), until_ns=int(b * second))
+        for n, a, b in (("a", 1, 5), ("b", again, again + 5))
+    ]  # fmt: skip
+    killed = FiredFault(
+        name="k", what="engine-kill", target=",".join(good.schedule.workers), at_ns=second
+    )
+    schedule = replace(good.schedule, etcd=("e0",))
+    run = replace(good, schedule=schedule, fired=(*outages, killed), ended_ns=60 * second)
+    assert _known(run, Log([])).unserved_ms == unserved_ms
+
+
 def test_slow_links_to_gateways_that_struck_are_known(good: Outcome) -> None:
     slow = [
         PlannedFault(name=name, what="link-slow", target="w0", at_ns=0, peer=peer, amount=amount)

@@ -21,16 +21,20 @@ UNWRITTEN_ATTEMPTS = 8
 
 
 def newest_attempt(fleet: Fleet, request: str, written: int) -> int:
-    """The last attempt of `request` that an engine runs or a holder has blocks of, at least
-    `written`, the last one that its owners wrote. A gateway acts before it writes, so one that died
-    may have sent later attempts; a new owner must not use their numbers again."""
+    """The last attempt of `request` that any replica wrote, an engine runs or a holder has blocks of,
+    at least `written`, that of its last owner. A gateway acts before it writes, so one that died
+    may have sent later attempts; and the last owner may not have read of those of the one before. A
+    new owner must not use their numbers again."""
     limit = written + UNWRITTEN_ATTEMPTS
     newest = written
     for site in fleet.holders.values():
         covered = site.covered.get(request)
         if covered is not None and newest < covered.attempt <= limit:
             newest = covered.attempt
-    return max([newest, *(n for n, _ in later_attempts(fleet, request, written))])
+    known = fleet.requests.get(request)
+    places = known.places if known is not None else ()
+    sent = (int(key.rpartition("/")[2]) for _, key in places)
+    return max([newest, *sent, *(n for n, _ in later_attempts(fleet, request, written))])
 
 
 def later_attempts(fleet: Fleet, request: str, after: int) -> Iterator[tuple[int, Worker]]:

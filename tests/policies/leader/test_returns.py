@@ -15,6 +15,7 @@ from tests.policies.story import (
     decided,
     ended,
     engine_step,
+    finished,
     queued,
     replica_started,
 )
@@ -107,3 +108,19 @@ def test_a_new_owner_knows_attempts_that_the_former_one_did_not_write() -> None:
     story.tell("w.w0", msgspec.structs.replace(held, attempt=absurd))
     assert newest_attempt(story.fleet, "q1", 1) == 3, "no engine or holder makes it grow at will"
     assert newest_attempt(story.fleet, "q1", 7) == absurd
+
+
+def test_a_new_owner_knows_attempts_that_its_predecessor_had_not_read_of() -> None:
+    """Composed 130989: r1's return landed late, after r0 had sent attempt 3, which has finished since."""
+    story = Story()
+    for name in ("w0", "w1"):
+        story.worker(name)
+    for name in ("r0", "r1"):
+        story.replica(name)
+    story.tell("r.r0", arrived(), decided(attempt=3, worker="w1"))
+    story.tell("w.w1", engine_step(queued(attempt=3)))
+    story.tell("w.w1", engine_step(finished(attempt=3)))
+    back = v.ClientReturned(request="q1", claim="c", attempt=1, tokens=5, events=0)
+    story.tell("r.r1", back, decided(attempt=2))
+    assert story.fleet.requests["q1"].attempt == 2
+    assert newest_attempt(story.fleet, "q1", 2) == 3
