@@ -157,8 +157,8 @@ class KnownHolder:
 class Dispatch(Struct, frozen=True, kw_only=True):
     """A dispatch in the log, of the replica of `stream`. `failed`: engines that failed this request
     before, as this replica recorded. `failing`: how many of `KnownFacts.failing` stand before it in
-    the log. `left`: the worker that the request had to leave by a plan of
-    migration, if this attempt comes after it and the one before did not fail."""
+    the log. `left`: the worker that the request had to leave by a plan of migration, if this attempt
+    comes after it and the one before did not fail."""
 
     stream: str
     revision: int

@@ -127,9 +127,7 @@ def lose(
     elif kind in UNHEALTHY:
         release(stream, to)
     stream.effects.append(Close(reuse=refusal is not None))
-    if (
-        kind != TransportKind.DETACHED
-    ):  # its engine lives, and had nothing of the stream to attach to
+    if kind != TransportKind.DETACHED:  # which is no failure of the engine
         budget.failed_on.add((to.worker, to.incarnation))
     _leave_for(stream, to, kind, detail, now, status)
     final, message = budget.failed(

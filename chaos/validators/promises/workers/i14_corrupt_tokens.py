@@ -7,9 +7,9 @@ the engine's tokens: it has them compared. An answer with wrong tokens may compl
 replica did not know the verdict yet. Then the worker's incident lists the request.
 Nothing follows from wrong answers of an engine without a verdict, unless the log convicts it
 (`chaos.validators.convictions`). It may have died before its canaries, no canary may touch the damage,
-and a majority needs three engines and enough cross-checks. Where such an engine answered too, whose the wrong
-tokens are is unknown. If the log convicts it, the run proves
-nothing about this promise, and is inconclusive.
+and a majority needs three engines and enough cross-checks. Where such an engine answered too, it is
+unknown whose the wrong tokens are. If the log convicts it, the run proves nothing about this promise,
+and is inconclusive.
 """
 
 from __future__ import annotations
