@@ -292,8 +292,10 @@ class StreamResumptions:
             return
         if event.request in self._live:
             if self.is_absent(event.request):
-                self._emit_end(event)
+                is_written = self._emit_end(event)
                 self.let_go(event.request)
+                if is_written:  # behind our return, if that is still on its way
+                    self._unserved.pop(event.request, None)
         elif self._ending.pop(event.request, None) is not None:
             self._emit_end(event)
 
@@ -320,11 +322,13 @@ class StreamResumptions:
         )
         self._emit_end(ended)
 
-    def _emit_end(self, ended: v.RequestEnded) -> None:
+    def _emit_end(self, ended: v.RequestEnded) -> bool:
         try:
             self._decisions.emit(ended)
         except LogError as error:
             log.error("end_not_written", reason=str(error), request=ended.request)
+            return False
+        return True
 
     def _folded(self) -> int:
         head = self._decisions.view.fleet.streams.get(self._decisions.view.stream)

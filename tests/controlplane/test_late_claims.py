@@ -7,7 +7,14 @@ import pytest
 from relume.controlplane.replica.resumptions import UNSERVED_TICKS
 from relume.controlplane.stream.arrival import Assignment
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import EffectKind, RouteCause, TransportKind
+from relume.events.vocabulary.enums import (
+    EffectKind,
+    Guarantee,
+    RequestOutcome,
+    RouteCause,
+    TransportKind,
+)
+from relume.policies.state.fold import apply_group
 from tests.controlplane.test_doubted_streams import Fleet
 from tests.controlplane.test_resumptions import OURS, LateReturn
 from tests.controlplane.test_waiting import plane
@@ -47,6 +54,26 @@ async def test_a_request_that_is_let_go_with_its_claim_on_its_way_is_ended() -> 
             p.fleet.tick = number
             p.scheduler.returns.seen("fleet", number, v.Tick(number=number, unix_ms=0))
         assert [e.outcome for e in p.own(v.RequestEnded)] == ["failed"]
+
+
+async def test_one_that_is_ended_with_its_claim_on_its_way_waits_for_nothing() -> None:
+    """Composed 140229: its end stands behind the claim, and the replica kept it for 20 ticks more."""
+    async with plane() as p:
+        p.ask("a", resumable="token", grace_ticks=9)
+        p.follow()
+        returns = p.scheduler.returns
+        returns.is_absent, returns.let_go = lambda request: True, p.scheduler.let_go
+        returns.came_back("a", 0, 0)
+        claimed = p.log.groups[-1]
+        theirs = v.RequestEnded(
+            request="a", outcome=RequestOutcome.COMPLETED, status=200, tokens=9, finish="stop",
+            attempts=1, verdict=Guarantee.EXACT,
+        )  # fmt: skip
+        returns.seen("r.r1", 1, theirs)
+        assert "a" not in p.scheduler.live and p.own(v.RequestEnded) == [theirs]
+        apply_group(p.fleet, claimed)  # ahead of the end
+        returns.seen(OURS, claimed.segments[0].last, p.own(v.ClientReturned)[0])
+        assert not returns._ending
 
 
 async def test_a_request_avoids_an_engine_that_failed_it_and_not_one_that_it_was_moved_from() -> (
