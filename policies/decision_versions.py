@@ -30,7 +30,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "recovery": 1,
     "migration": 1,
     "stall": 3,
-    "overdue": 4,
+    "overdue": 5,
     "leader": 1,
     "detail": 1,
     "health": 8,
@@ -51,7 +51,7 @@ RETAKEN: dict[str, tuple[int, ...]] = {
     "first_token": (1,),
     "mode": (1,),
     "stall": (1, 2),
-    "overdue": (1, 2, 3),
+    "overdue": (1, 2, 3, 4),
     "health": (1, 2, 3, 4, 5, 6, 7),
     "spares": (1,),
 }
@@ -60,12 +60,12 @@ the fold has, in fleets of more than 16 workers; 1 of `route.planned` lets a str
 draining worker that fails requests; 1 of `first_token` is another estimate than the one
 the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `mode` knows no streams
 with tokens of a corrupt worker; `stall` has its own in `relume.policies.liveness.stall.HUNG`,
-`overdue` in `relume.policies.liveness.overdue.RULES`; 1 and 2 of `health` differ in how slow
-workers are found (a worker that is probed keeps its overhead, and a probe that ended early stays
-open), 1 to 3 have no canaries, 1 to 4 no cross-checks and no fading of an idle worker's overhead, 1 to 5
-forget each failure with its window, 1 to 6 withhold a quarantine because of other workers'
-failures, and 1 to 7 do not judge by unreadable reports; 1 of `spares` decides again what is written
-and not yet folded."""
+`overdue` in `relume.policies.liveness.overdue.RULES`: 1 to 4 wait for an engine that answers no probe;
+1 and 2 of `health` differ in how slow workers are found (a worker that is probed keeps its overhead,
+and a probe that ended early stays open), 1 to 3 have no canaries, 1 to 4 no cross-checks and no
+fading of an idle worker's overhead, 1 to 5 forget each failure with its window, 1 to 6 withhold a
+quarantine because of other workers' failures, and 1 to 7 do not judge by unreadable reports; 1 of
+`spares` decides again what is written and not yet folded."""
 
 STATE_SHAPE = 1
 """The state that `state_hash` is of: its fields, and what the fold makes of an event."""

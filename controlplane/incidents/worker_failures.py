@@ -27,8 +27,10 @@ from relume.events.vocabulary.enums import (
     DeathReason,
     FailedPart,
     FailureClass,
+    ProbeResult,
     TransportKind,
 )
+from relume.policies.liveness.overdue import OUT_OF_REACH
 from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS, WRONG
 
 AGENT = "its agent"
@@ -180,9 +182,11 @@ class WorkerFailures:
 
     def _on_stream_judged(self, entry: Entry, event: v.StreamJudged) -> None:
         if event.stuck:
-            case = self.evidence(
-                entry, event.worker, event.incarnation, FailureClass.ERRORS, "stuck", False
-            )
+            failure, reason = FailureClass.ERRORS, "stuck"
+            if event.probe == ProbeResult.SILENT:
+                failure, reason = FailureClass.UNREACHABLE, OUT_OF_REACH
+            place = event.worker, event.incarnation
+            case = self.evidence(entry, *place, failure, reason, False)
             if case is not None:
                 _began(case, entry.at_ms - event.silent_us // 1000)
                 case.decided(entry.at_ms)

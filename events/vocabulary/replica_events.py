@@ -214,7 +214,7 @@ class StallJudged(Event, frozen=True, tag="stall_judged/1", kw_only=True):
 
 class StreamJudged(Event, frozen=True, tag="stream_judged/1", kw_only=True):
     """Decision: is the stream of an attempt stuck? Its engine makes steps, and no token comes.
-    All inputs of the policy, and its answer."""
+    All inputs of the policy, and its answer. An engine that answers no probe is out of reach."""
 
     decision: str
     basis: Basis
@@ -223,11 +223,12 @@ class StreamJudged(Event, frozen=True, tag="stream_judged/1", kw_only=True):
     worker: str
     incarnation: int
     silent_us: int
-    """Time since the stream's last byte."""
+    """Time since the stream's last byte; with a silent probe, since the last byte of any stream of the
+    engine."""
     from_step: int
     """Number of the engine's last step when the replica found the stream silent."""
     probe: ProbeResult
-    """What the engine's HTTP server did when it was probed: answered."""
+    """What the engine's HTTP server did when it was probed: answered, or was silent."""
     steps: int
     """Steps of the engine since `from_step`, by the log."""
     decodes: bool

@@ -15,7 +15,8 @@ stuck only if all of these hold:
   and judges nothing.
 - The silence exceeds a bound that follows the slowest recent step.
 - The engine's HTTP server answered a probe after most of the silence: a server that is busy
-  renders no output for any stream.
+  renders no output for any stream. Or it answered none, and none of its streams got a byte, for
+  `unanswered_us`: then the path to the engine is cut, while the engine's reports reach the log.
 
 Replicas judge only while every living replica knows the decision: an older one cannot read it.
 """
@@ -36,6 +37,8 @@ from relume.policies.state.fleet import Fleet, Worker
 
 VERSION = "version.overdue"
 """The setting by which replicas record that they know this decision."""
+OUT_OF_REACH = "it makes steps and answers no probe"
+"""Why streams leave an engine to which no path leads."""
 
 
 class OverdueConfig(Struct, frozen=True, kw_only=True):
@@ -64,6 +67,15 @@ class OverdueConfig(Struct, frozen=True, kw_only=True):
             le=1_000_000,
         ),
     ] = 32
+    unanswered_us: Annotated[
+        int,
+        option(
+            "The same silence, of all streams of an engine, if it answers no probe",
+            unit="microseconds",
+            ge=100_000,
+            le=600_000_000,
+        ),
+    ] = 4_000_000
 
 
 SETTINGS = RecordedSettings("overdue.", OverdueConfig)
@@ -89,9 +101,11 @@ class Judgement(Struct, frozen=True, kw_only=True):
     stuck: bool
 
 
-def bound_us(worker: Worker, config: OverdueConfig) -> int:
-    """Silence, in microseconds, after which a stream on `worker` is overdue."""
-    return max(config.floor_us, config.factor * worker.step_us_high)
+def bound_us(worker: Worker, config: OverdueConfig, is_answered: bool = True) -> int:
+    """Silence, in microseconds, after which a stream on `worker` is overdue. `is_answered`: whether
+    the engine answers probes."""
+    floor_us = config.floor_us if is_answered else max(config.floor_us, config.unanswered_us)
+    return max(floor_us, config.factor * worker.step_us_high)
 
 
 def decodes(worker: Worker, request: str, attempt: int) -> bool:
@@ -154,6 +168,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     is_finished: Callable[[Fleet, Worker, str, int], bool]
     knows_idle: bool = False
     """Whether an engine that has no request is done with the stream."""
+    knows_path: bool = False
+    """Whether an engine that answers no probe is out of reach, though it makes steps."""
 
 
 RULES: dict[int, Rule] = {
@@ -161,6 +177,7 @@ RULES: dict[int, Rule] = {
     2: Rule(decodes=decodes_v1, is_finished=is_finished_v2),
     3: Rule(decodes=decodes, is_finished=is_finished),
     4: Rule(decodes=decodes, is_finished=is_finished, knows_idle=True),
+    5: Rule(decodes=decodes, is_finished=is_finished, knows_idle=True, knows_path=True),
 }
 """By version of the decision."""
 
@@ -171,7 +188,7 @@ def judge(
     of: tuple[str, int],
     seen: Silence,
     config: OverdueConfig,
-    rule: Rule = RULES[4],
+    rule: Rule = RULES[5],
 ) -> Judgement:
     """Whether the stream `of` (request, attempt) `at` (worker, incarnation) is stuck."""
     worker = fleet.workers.get(at[0])
@@ -179,11 +196,12 @@ def judge(
         return Judgement(
             steps=0, decodes=False, finished=False, bound_us=config.floor_us, stuck=False
         )
-    steps, bound = worker.step - seen.from_step, bound_us(worker, config)
+    is_cut_off = rule.knows_path and seen.probe == ProbeResult.SILENT
+    steps, bound = worker.step - seen.from_step, bound_us(worker, config, not is_cut_off)
     is_decoding, is_over = rule.decodes(worker, *of), rule.is_finished(fleet, worker, *of)
-    is_idle = rule.knows_idle and seen.held == 0
+    is_idle = rule.knows_idle and seen.held == 0 and not is_cut_off
     stuck = (
-        seen.probe == ProbeResult.ANSWERED
+        (seen.probe == ProbeResult.ANSWERED or is_cut_off)
         and seen.silent_us >= bound
         and ((is_decoding and steps >= config.steps) or is_over or is_idle)
     )

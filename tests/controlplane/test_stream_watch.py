@@ -215,7 +215,7 @@ async def test_an_answer_from_before_the_silence_does_not_count() -> None:
 
 async def test_a_probe_that_is_answered_late_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_watch, "PROBE_TIMEOUT_S", 0.0001)
-    assert (await run(lambda f: f.until(4.0))).told == []
+    assert (await run(lambda f: f.until(3.5))).told == []
 
 
 async def test_streams_silent_for_a_good_reason_are_not_noted() -> None:
@@ -277,6 +277,102 @@ async def test_engines_that_left_are_forgotten() -> None:
 
     watch = (await run(case)).watch
     assert not watch._due and not watch._marks and not watch._answered
+
+
+# --- no path leads to the engine, which makes steps
+
+
+MUTE = {"worker": "w0", "incarnation": 1, "after_s": 0.05}
+LEFT = ("unreachable", "it makes steps and answers no probe")
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes have less time than such an engine takes to answer."""
+    monkeypatch.setattr(stream_watch, "PROBE_TIMEOUT_S", 0.01)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_streams_leave_an_engine_that_answers_no_probe() -> None:
+    async def case(fleet: Fleet) -> None:
+        fleet.gateway.activity["w0", 1].last_byte = 1.0
+        await fleet.until(4.5)
+        assert fleet.told == []
+        await fleet.until(6.0)
+
+    fleet = await run(case, **MUTE)
+    assert fleet.gateway.broken == [("w0", 1, "q1", 1, *LEFT), ("w0", 1, "q2", 1, *LEFT)]
+    for judged in fleet.told:
+        assert (judged.probe, judged.stuck, judged.bound_us) == ("silent", True, 4_000_000)
+        assert 4_000_000 <= judged.silent_us < 4_500_000, "since the last byte of the engine"
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_none_leaves_while_another_stream_of_the_engine_gets_tokens() -> None:
+    """Its server is too busy for probes."""
+
+    async def case(fleet: Fleet) -> None:
+        while fleet.now < 20.0:
+            fleet.gateway.activity["w0", 1].last_byte = fleet.now
+            await fleet.until(fleet.now + 2.0, 10, Q2)
+
+    fleet = await run(case, **MUTE)
+    assert fleet.told == [] and fleet.watch._unanswered
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_one_that_could_answer_before_is_left_once_it_is_out_of_reach() -> None:
+    """An earlier probe was too late as well, and bytes came after it."""
+
+    async def case(fleet: Fleet) -> None:
+        await fleet.until(2.0)
+        assert fleet.watch._unanswered["w0", 1] < 2.0
+        fleet.gateway.activity["w0", 1].last_byte = fleet.now
+        await fleet.until(5.5)
+        assert fleet.told == [] and fleet.watch._unanswered["w0", 1] > 2.0
+        await fleet.until(6.5)
+
+    assert len((await run(case, **MUTE)).told) == 2
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_one_whose_reports_do_not_come_is_not_left() -> None:
+    fleet = await run(lambda f: f.until(20.0, 0), **MUTE)
+    assert fleet.told == []
+
+
+async def test_a_probe_that_ends_after_this_process_stood_still_proves_nothing() -> None:
+    async def case(fleet: Fleet) -> None:
+        await fleet.until(1.5)
+        sent = fleet.now
+        fleet.watch._session = Still(fleet, stream_watch.PROBE_TIMEOUT_S + 1.0)
+        await fleet.watch._ask(("w0", 1), fleet.fleet.workers["w0"])
+        assert not fleet.watch._unanswered
+        fleet.now = sent
+        fleet.watch._session = Still(fleet, stream_watch.PROBE_TIMEOUT_S)
+        await fleet.watch._ask(("w0", 1), fleet.fleet.workers["w0"])
+        assert fleet.watch._unanswered == {("w0", 1): sent}
+        await fleet.look(60.0)
+        assert not fleet.watch._unanswered
+        fleet.watch._session = None
+
+    await run(case)
+
+
+class Still:
+    """A session whose only call ends without an answer, so many seconds later."""
+
+    def __init__(self, fleet: Fleet, seconds: float) -> None:
+        self._fleet, self._seconds = fleet, seconds
+
+    def get(self, url: str) -> Still:
+        return self
+
+    async def __aenter__(self) -> None:
+        self._fleet.now += self._seconds
+        raise TimeoutError
+
+    async def __aexit__(self, *_: object) -> None: ...
 
 
 # --- etcd is away: no report of the engine comes

@@ -36,6 +36,7 @@ KILLED = {
     "breaker": ["w1:1", "w2:1"], "rare-failures": ["w1:1"],
     "hangs": ["w1:1", "w2:1", "w0:1", "w1:1"],
     "wrong-beside-errors": ["w0:1", "w1:1"],
+    "out-of-reach": ["w0:1"],
     "unreadable-reports": ["w0:1"], "unhealthy-drained": ["w0:1", "w1:1", "w2:1"],
 }  # fmt: skip
 """What failed in each stored log; in the others nothing did."""

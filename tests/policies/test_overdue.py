@@ -150,6 +150,27 @@ def test_a_server_that_answers_no_probe_renders_no_output_for_any_stream(probe: 
     assert not found.stuck
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_an_engine_that_makes_steps_and_answers_no_probe_for_longer_is_out_of_reach(
+    is_over: bool,
+) -> None:
+    story = engine(QUEUED, FIRST, *(finished(),) * is_over)
+    silent = replace(SEEN, probe=ProbeResult.SILENT, silent_us=CONFIG.unanswered_us)
+    found = judged(story, silent)
+    assert (found.bound_us, found.stuck) == (CONFIG.unanswered_us, True)
+    assert not judged(story, replace(silent, silent_us=CONFIG.unanswered_us - 1)).stuck
+    assert not judged(story, replace(silent, probe=ProbeResult.REFUSED)).stuck
+    by_v4 = overdue.judge(story.fleet, ENGINE, STREAM, silent, CONFIG, overdue.RULES[4])
+    assert (by_v4.bound_us, by_v4.stuck) == (OVER_US, False)
+
+
+def test_one_that_answers_no_probe_says_nothing_of_its_requests() -> None:
+    silent = replace(SEEN, probe=ProbeResult.SILENT, silent_us=1 << 40, held=0)
+    for changes in ((), (QUEUED,), (QUEUED, FIRST)):
+        assert not judged(engine(*changes, steps=0), silent).stuck
+    assert not judged(engine(QUEUED), silent).stuck, "it waits"
+
+
 def test_another_incarnation_and_a_worker_without_reports_are_not_judged() -> None:
     story = engine(QUEUED, FIRST)
     other = overdue.judge(story.fleet, ("w0", 2), STREAM, SEEN, CONFIG)

@@ -103,6 +103,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "6f04993204902230866c106bb7ee9bc7ecbdf852f5dba6ba26075893699c9c24",
         (v.RouteDecided, v.EngineDied, v.TransportObserved),
     ),
+    "out-of-reach": (
+        "d812cf339fdb8c2a0c3389c474d8f6abd0e6349b5aea9a6a90ebf8fba81782d9",
+        (v.StreamJudged, v.TransportObserved, v.HealthDecided, v.WorkerCleared),
+    ),
     "outage": (
         "aa814455256ef4b65628bcbd10d5a52480098639a100ea9caf84c085e3ab776f",
         (v.StreamResumed, v.EngineDied),

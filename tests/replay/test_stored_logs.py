@@ -25,7 +25,7 @@ from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AttemptMode
 from relume.policies.checkpoints import placement
 from relume.policies.health import judgement
-from relume.policies.liveness import stall
+from relume.policies.liveness import overdue, stall
 from relume.policies.migration import moves
 from relume.policies.routing import choose_worker
 from tests.replay import frozen
@@ -130,6 +130,10 @@ def patient(old: Callable[..., int]) -> Callable[..., int]:
     return lambda worker, config: old(worker, config) + 1
 
 
+def hasty(old: Callable[..., int]) -> Callable[..., int]:
+    return lambda worker, config, is_answered=True: old(worker, config, True)
+
+
 def strict(old: Callable[..., bool]) -> Callable[..., bool]:
     return lambda silent, look, *given, **more: (
         old(silent, look, *given, **more) or look.cpu_us >= 0
@@ -185,6 +189,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "earlier release": ("state.coverage", "RELEASE_TICKS", 2, "restores"),
     "stall bound": (stall, "bound_us", patient, "stall"),
     "stall judgement": (stall, "_hung", strict, "stall-spared"),
+    "silence without an answer": (overdue, "bound_us", hasty, "out-of-reach"),
     "what a step may take": (stall, "STRETCH", 10_000, "hangs"),
     "slow workers": ("health.pace", "SLOW_TICKS", 2, "breaker"),
     "guard of wrong results": (judgement.Review, "_withheld_of", by_total, "wrong-beside-errors"),

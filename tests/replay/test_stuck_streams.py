@@ -84,13 +84,29 @@ def test_every_field_of_it_is_compared(other: dict[str, Any]) -> None:
     assert [d for d in found if "stuck" in str(d)], found
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
-def test_only_version_4_goes_by_what_the_engine_says_of_itself(version: int) -> None:
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+def test_versions_from_4_go_by_what_the_engine_says_of_itself(version: int) -> None:
     idle = judged(version=version, from_step=40, steps=1, held=0)
     found = [str(d) for d in verify(idle.groups).divergences if "stuck" in str(d)]
-    assert (found == []) == (version == 4), found
+    assert (found == []) == (version >= 4), found
     busy = judged(version=version, from_step=40, steps=1, held=1)
     assert [d for d in verify(busy.groups).divergences if "stuck" in str(d)]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_only_version_5_leaves_an_engine_that_answers_no_probe(version: int) -> None:
+    away = judged(version=version, probe="silent", silent_us=4_100_000, bound_us=4_000_000)
+    found = [str(d) for d in verify(away.groups).divergences if "stuck" in str(d)]
+    assert (found == []) == (version == 5), found
+
+
+def test_why_tells_that_the_engine_was_out_of_reach() -> None:
+    away = judged(version=5, probe="silent", silent_us=4_100_000, bound_us=4_000_000)
+    course = why(away.groups, "q1")
+    assert course is not None
+    text = "\n".join(lines_of(course))
+    assert "no token came from w0:1 for 4100 ms (bound 4000 ms), in which it made 40 steps" in text
+    assert "by its reports the engine decodes attempt 1; its probe silent" in text
 
 
 def test_why_tells_what_the_engine_said() -> None:
@@ -102,7 +118,7 @@ def test_why_tells_what_the_engine_said() -> None:
 
 
 def test_another_version_of_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DECISION_VERSIONS, "overdue", 4)
+    monkeypatch.setitem(DECISION_VERSIONS, "overdue", 5)
     monkeypatch.setitem(RETAKEN, "overdue", ())
     (untaken,) = verify(judged().groups).untaken
     assert untaken.startswith("overdue version ")

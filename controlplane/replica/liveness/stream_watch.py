@@ -6,6 +6,8 @@ engine's step in the fold. Towards the end of the bound it probes the engine's H
 stream that has begun there, also while none of its reports comes. Then the watch lets
 `relume.policies.liveness.overdue` judge, writes the judgement, and loses the attempt of a stuck
 stream, so that it continues on another worker. The other streams of that engine stay where they are.
+An engine that answers no probe while none of its streams gets a byte is out of reach: a replica leaves
+it with each stream that it owes a token.
 
 A look that comes late judges nothing: the event loop stood still, and bytes may wait in sockets.
 """
@@ -116,6 +118,8 @@ class StreamWatch:
         self._due: dict[Engine, float] = {}
         self._marks: dict[Engine, dict[Attempt, Mark]] = {}
         self._answered: dict[Engine, Answered] = {}
+        self._unanswered: dict[Engine, float] = {}
+        """When the first of its latest probes was sent, none of which was answered."""
         self._probing: dict[Engine, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._disowned = DisownedStreams(scheduler)
@@ -145,6 +149,7 @@ class StreamWatch:
         view, activity = self._scheduler.view, self._gateway.activity
         if now - before > self._period_s + LATE_S or not overdue.is_known(view.fleet):
             self._marks.clear()
+            self._unanswered.clear()
             return
         config = overdue.config_of(view)
         for key, engine in activity.items():
@@ -154,6 +159,7 @@ class StreamWatch:
             self._due = {key: at for key, at in self._due.items() if key in activity}
             self._marks = {key: found for key, found in self._marks.items() if key in activity}
             self._answered = {k: found for k, found in self._answered.items() if k in activity}
+            self._unanswered = {k: at for k, at in self._unanswered.items() if k in activity}
 
     def _look_at(
         self, tasks: asyncio.TaskGroup, key: Engine, now: float, config: OverdueConfig
@@ -182,6 +188,7 @@ class StreamWatch:
         answered = self._answered.get(key)
         if answered is None or now - answered.at > FRESH_S:
             self._probe(tasks, key, worker)
+            self._look_unanswered(key, worker, late, now, config)
             return
         if now - answered.at < SETTLE_S:
             return
@@ -194,6 +201,26 @@ class StreamWatch:
             elif _is_owed(mark, worker, config) or not held:
                 if self._judge(key, of, mark, now, held, config):
                     del marks[of]
+
+    def _look_unanswered(
+        self,
+        key: Engine,
+        worker: Worker,
+        late: dict[Attempt, Mark],
+        now: float,
+        config: OverdueConfig,
+    ) -> None:
+        """Judge the streams of an engine that answers no probe."""
+        heard = self._gateway.activity[key].last_byte
+        if self._unanswered.get(key, 0.0) <= heard:
+            return
+        if now - heard < overdue.bound_us(worker, config, is_answered=False) / 1e6:
+            return
+        for of, mark in late.items():
+            if _is_owed(mark, worker, config):
+                whole = msgspec.structs.replace(mark, since=heard)
+                if self._judge(key, of, whole, now, -1, config, ProbeResult.SILENT):
+                    self._marks[key].pop(of, None)
 
     def _has_begun(self, request: str, delivered: dict[str, int]) -> bool:
         live = self._scheduler.live.get(request)
@@ -233,14 +260,21 @@ class StreamWatch:
         return found
 
     def _judge(
-        self, key: Engine, of: Attempt, mark: Mark, now: float, held: int, config: OverdueConfig
+        self,
+        key: Engine,
+        of: Attempt,
+        mark: Mark,
+        now: float,
+        held: int,
+        config: OverdueConfig,
+        probe: ProbeResult = ProbeResult.ANSWERED,
     ) -> bool:
         """Judge one stream; a stuck one loses its attempt. Returns whether it is stuck."""
         scheduler = self._scheduler
         seen = Silence(
             silent_us=int((now - mark.since) * 1e6),
             from_step=mark.from_step,
-            probe=ProbeResult.ANSWERED,
+            probe=probe,
             held=held,
         )
         try:
@@ -273,7 +307,10 @@ class StreamWatch:
             log.warning("stream_not_judged", request=of[0], reason=str(error))
             return False
         log.warning("stream_stuck", request=of[0], worker=key[0], silent_us=seen.silent_us)
-        self._gateway.break_stream(*key, *of, TransportKind.STUCK, DETAIL)
+        if probe == ProbeResult.ANSWERED:
+            self._gateway.break_stream(*key, *of, TransportKind.STUCK, DETAIL)
+        else:
+            self._gateway.break_stream(*key, *of, TransportKind.UNREACHABLE, overdue.OUT_OF_REACH)
         return True
 
     def _probe(self, tasks: asyncio.TaskGroup, key: Engine, worker: Worker) -> None:
@@ -283,7 +320,8 @@ class StreamWatch:
             task.add_done_callback(lambda _: self._probing.pop(key, None))
 
     async def _ask(self, key: Engine, worker: Worker) -> None:
-        """Probe the engine, and note when it answered. Without an answer nothing is judged."""
+        """Probe the engine, and note when it answered, or since when it did not in all the time it had.
+        An answer may wait in its socket if this process stood still."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
             self._session = aiohttp.ClientSession(timeout=timeout)
@@ -292,13 +330,15 @@ class StreamWatch:
         try:
             async with self._session.get(url) as answer:
                 who = msgspec.json.decode(await answer.read(), type=EngineState)
-        except (
-            aiohttp.ClientError,
-            msgspec.MsgspecError,
-            UnicodeDecodeError,
-            OSError,
-        ):  # TimeoutError is an OSError
+        except TimeoutError:
+            engine = self._gateway.activity.get(key)
+            is_first = engine is not None and self._unanswered.get(key, 0.0) <= engine.last_byte
+            if is_first and self._now() - sent <= PROBE_TIMEOUT_S + LATE_S:
+                self._unanswered[key] = sent
             return
+        except (aiohttp.ClientError, msgspec.MsgspecError, UnicodeDecodeError, OSError):
+            return
+        self._unanswered.pop(key, None)
         if (who.worker, who.incarnation) == key:
             self._answered[key] = Answered(sent, self._now(), who.held)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from relume.chaos.outcome import Outcome
@@ -54,6 +55,22 @@ def test_a_stream_that_its_engine_finished_moves_too() -> None:
     assert judge(outcome).why == ()
     (judged,) = told(outcome, v.StreamJudged)
     assert judged.finished and judged.silent_us < 2_500_000
+
+
+@pytest.mark.parametrize("what", ["cut", "cut-one-way"])
+def test_streams_leave_an_engine_that_is_out_of_reach_and_makes_steps(what: str) -> None:
+    """Composed 140659: they waited until the path was back, as long as the engine had work."""
+    long = (1500, 2000)
+    slow = Fault(what="worker-slow", when=When(at_s=0.5), target="w0", for_s=30.0, amount=8.0)
+    cut = Fault(what=what, when=When(at_s=1.0), target="w0", peer="gateway", for_s=14.0)
+    outcome = run(scenario(long, slow, cut), 3)
+    assert judge(outcome).why == ()
+    judged = told(outcome, v.StreamJudged)
+    assert judged and {(j.worker, j.probe, j.stuck) for j in judged} == {("w0", "silent", True)}
+    assert max(j.silent_us for j in judged) < 5_000_000
+    lost = [e for e in told(outcome, v.TransportObserved) if e.worker == "w0"]
+    assert {j.request for j in judged} <= {e.request for e in lost if e.kind == "unreachable"}
+    assert told(outcome, v.StallJudged) == [], "the engine makes steps"
 
 
 def test_one_that_its_engine_finished_moves_also_while_etcd_is_away() -> None:
