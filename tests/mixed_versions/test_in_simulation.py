@@ -23,6 +23,8 @@ from tests.mixed_versions.next_build import NEXT, WeatherReported, next_build
 OLD = NEXT - 1
 WRITES_S = 0.2
 """Time between two newer events of a writer that may write them."""
+ENDS_S = 0.02
+"""Time that its last event takes to the log."""
 REQUESTS = 480
 SCENARIOS = ("gateway-killed", "engine-killed-in-decode", "agent-killed")
 
@@ -66,9 +68,17 @@ class Upgrade:
         if plane.replica is None or plane.replica.scheduler.live:
             fleet.loop.call_later(WRITES_S, self.upgrade)
             return
+        assert plane.process is not None
+        stopped = v.ReplicaStopped("r1", "upgrade")
+        plane.process.context.run(plane.replica.scheduler.emit, stopped)
+        fleet.loop.call_later(ENDS_S, self.start_again)
+
+    def start_again(self) -> None:
+        assert self.fleet is not None
+        plane = self.fleet.planes["r1"]
         plane._config = replace(plane._config, feature_level=self.then)
-        fleet.kill_plane("r1")
-        clients._doors.append(plane.address)
+        self.fleet.kill_plane("r1")
+        self.fleet.clients._doors.append(plane.address)
 
     def write(self) -> None:
         assert self.fleet is not None
