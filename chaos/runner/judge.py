@@ -25,7 +25,7 @@ from relume.chaos.sim.gateway.request_body import may_keep
 from relume.chaos.validators import CHECKS, RecordedFacts, untracked, violations
 from relume.chaos.validators.records import THE_RUN, Log, Violation, events_of
 from relume.chaos.validators.service_limits import limits_of
-from relume.chaos.validators.strikes import DEATHS_OF_REPLICAS, WRONG_WEIGHTS, Strike
+from relume.chaos.validators.strikes import DEATHS_OF_REPLICAS, WRONG_WEIGHTS, Slowed, Strike
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EffectKind
 
@@ -166,7 +166,7 @@ def _known(run: Outcome, log: Log) -> RecordedFacts:
         strikes=strikes,
         limits=limits_of(run.scenario.fleet.waiting),
         late_ms=_late(run.scenario.fleet.disorder),
-        link_ms=_link_ms(run),
+        slowed=Slowed(workers=tuple(_slow_workers(run)), link_ms=_link_ms(run)),
     )
 
 
@@ -175,6 +175,19 @@ def _link_ms(run: Outcome) -> int:
     fired = {fired.name for fired in run.fired if fired.what == "link-slow"}
     slow = (p for p in run.schedule.faults if p.name in fired and p.peer == "gateway")
     return max((int(planned.amount or 0) for planned in slow), default=0)
+
+
+def _slow_workers(run: Outcome) -> Iterator[tuple[str, int, int, float]]:
+    """Workers that a fault made slow, from when to when (wall ms), and by which factor."""
+    amounts = {planned.name: planned.amount or 1.0 for planned in run.schedule.faults}
+    for fired in run.fired:
+        if fired.what in ("worker-slow", "cpu-limit"):
+            amount = amounts[fired.name]
+            times = 1 / amount if fired.what == "cpu-limit" else amount
+            since_ms = run.began_ms + fired.at_ns // 1_000_000
+            until_ms = run.began_ms + (fired.until_ns or run.ended_ns) // 1_000_000
+            for name in fired.target.split(","):
+                yield name, since_ms, until_ms, times
 
 
 def _late(disorder: Disorder) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from relume.chaos.outcome import History, Outcome
 from relume.chaos.scenario.schedule import Request
-from relume.chaos.validators.promises.requests.i10_recovery_bound import recoveries
+from relume.chaos.validators.promises.requests.recoveries import recoveries
 from relume.chaos.validators.records import Log, courses, events_of
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import (

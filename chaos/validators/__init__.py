@@ -49,7 +49,7 @@ from relume.chaos.validators.promises.workers import (
 )
 from relume.chaos.validators.records import ClientRecord, Log, Violation, log_of
 from relume.chaos.validators.service_limits import ServiceLimits
-from relume.chaos.validators.strikes import Strike
+from relume.chaos.validators.strikes import Slowed, Strike
 from relume.controlplane.replay.verify import no_cyclic_garbage as untracked
 from relume.events.log.interface import LandedSegment, RevisionGroup
 
@@ -108,7 +108,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     workers that a fault kept from gateways for a while; `cut_off`: streams whose owners could not keep
     their lease, from when to when (ms; None: unknown); `strikes`: what each fault struck (None: unknown);
     `limits`: those of the run's settings; `late_ms`: streams whose writer is late, and by how much at most;
-    `link_ms`: what a fault delayed messages to and from engines by."""
+    `slowed`: workers and links that faults slowed down."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -126,7 +126,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     strikes: Sequence[Strike] | None = None
     limits: ServiceLimits | None = None
     late_ms: Mapping[str, int] = {}
-    link_ms: int = 0
+    slowed: Slowed = Slowed()
 
 
 def violations(
@@ -143,8 +143,8 @@ def violations(
             stopped=known.stopped,
             killed=known.killed,
             unserved_ms=known.unserved_ms,
-            cut_off=[one for one in known.cut_off or () if one[0].startswith("w.")],
-            link_ms=known.link_ms,
+            cut_off=known.cut_off or (),
+            slowed=known.slowed,
         ),
         "I13": partial(i13_durable.check, landed=known.landed),
         "I14": partial(i14_no_bad_block.check, shared=known.shared, corrupt=known.corrupt),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -29,6 +29,17 @@ class Strike(Struct, frozen=True, kw_only=True):
     def is_on(self, since_ms: int, until_ms: int) -> bool:
         """Whether it lasted at any moment of that time."""
         return self.since_ms <= until_ms and self.until_ms >= since_ms
+
+
+class Slowed(Struct, frozen=True, kw_only=True):
+    """What faults slowed down. `workers`: name, from when to when (wall ms), by which factor;
+    `link_ms`: the most that a fault delayed messages to and from engines by."""
+
+    workers: Sequence[tuple[str, int, int, float]] = ()
+    link_ms: int = 0
+
+
+NOT_SLOWED = Slowed()
 
 
 def is_struck(

@@ -129,7 +129,7 @@ BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
     ("I26", "engine-killed-in-decode 17", _notices_ignored),
     ("I26", "engine-killed-in-restore 20", _blocks_not_named),
     ("I26", "engine-killed-in-restore 20", _blocks_unknown),
-    ("I26", "composed 27", _holders_stay),
+    ("I26", "composed 5", _holders_stay),
     ("I26", "composed 283", _most_first),
     ("I19", "clients-gone 8", _engine_goes_on),
 )

@@ -148,7 +148,24 @@ def test_slow_links_to_gateways_that_struck_are_known(good: Outcome) -> None:
     ]  # fmt: skip
     fired = [FiredFault(name=name, what="link-slow", target="w0", at_ns=1) for name in "ab"]
     run = replace(good, schedule=replace(good.schedule, faults=tuple(slow)), fired=tuple(fired))
-    assert _known(run, Log([])).link_ms == 300
+    assert _known(run, Log([])).slowed.link_ms == 300
+
+
+def test_workers_that_faults_made_slow_are_known(good: Outcome) -> None:
+    planned = [
+        PlannedFault(name=name, what=what, target="w0,w1", at_ns=0, amount=amount)
+        for name, what, amount in (("a", "worker-slow", 8.0), ("b", "cpu-limit", 0.25))
+    ]
+    second = 1_000_000_000
+    fired = (
+        FiredFault(name="a", what="worker-slow", target="w0", at_ns=second, until_ns=3 * second),
+        FiredFault(name="b", what="cpu-limit", target="w0,w1", at_ns=2 * second),
+    )
+    schedule = replace(good.schedule, faults=tuple(planned))
+    run = replace(good, schedule=schedule, fired=fired, began_ms=100, ended_ns=9 * second)
+    assert _known(run, Log([])).slowed.workers == (
+        ("w0", 1100, 3100, 8.0), ("w0", 2100, 9100, 4.0), ("w1", 2100, 9100, 4.0),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("ends", "unserved_ms"), [(True, 1500), (False, 4500)])

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from relume.chaos.validators.promises.requests import i10_recovery_bound
 from relume.chaos.validators.records import ClientRecord, Log
+from relume.chaos.validators.strikes import Slowed
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import FailureClass, HealthState
@@ -198,6 +199,65 @@ def test_i10_grants_the_time_in_which_the_next_workers_agent_stood_still(
     assert (found == []) is fine
 
 
+@pytest.mark.parametrize(
+    ("slowed", "fine"),
+    [
+        (("w1", 6000, 30_000, 4.0), True),  # three quarters of 15 s
+        (("w1", 6000, 30_000, 1.5), False),
+        (("w1", 6000, 10_000, 4.0), False),
+        (("w0", 6000, 30_000, 4.0), False),
+    ],
+)
+def test_i10_does_not_count_what_a_fault_slows_the_next_engine_down_by(
+    slowed: tuple[str, int, int, float], fine: bool
+) -> None:
+    """Composed 140080: each process of each worker had a third of a core."""
+    story = short()
+    story.worker("w1")
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, cut: 6000, cut + 1: 21_000, cut + 2: 21_100})
+    client = ClientRecord(
+        request="q1", status=200, outcome="completed", text="", token_count=3, gaps_ms=[15_000.0]
+    )
+    found = i10_recovery_bound.check(
+        groups, [client], bound_ms=5000, slowed=Slowed(workers=(slowed,))
+    )
+    assert len(found) == (0 if fine else 2)
+
+
+@pytest.mark.parametrize(
+    ("worker", "lost_ms", "fine"), [("w1", 5300, True), ("w1", 9000, False), ("w0", 5300, False)]
+)
+def test_i10_knows_that_the_first_token_may_be_among_lost_reports(
+    worker: str, lost_ms: int, fine: bool
+) -> None:
+    """Composed 140173: it came soon, and the log has the end of the answer alone, 22 s later."""
+    story = short()
+    story.worker("w1")
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    story.tell(f"w.{worker}", engine_step(lost=7))
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: lost_ms, cut + 2: 27_000})
+    assert (i10_recovery_bound.check(groups, [], bound_ms=500) == []) is fine
+
+
+def test_i10_knows_when_the_replica_could_not_write() -> None:
+    """Composed 0: its calls to etcd were lost for 19 s, and what it did meanwhile landed after that."""
+    story = short()
+    story.tell("w.w0", died())
+    dead = story.revision
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"), ended(attempts=2))
+    groups = timed(story, {1: 1000, dead: 5000, dead + 1: 22_000})
+    for stream, fine in (("r.r0", True), ("r.r1", False)):
+        cut_off = [(stream, 4000, 21_500)]
+        found = i10_recovery_bound.check(groups, [], bound_ms=500, cut_off=cut_off)
+        assert (found == []) is fine
+
+
 def test_i10_knows_that_probes_take_longer_on_slow_links() -> None:
     """Composed 90965: each message took 329 ms."""
     story = short()
@@ -209,7 +269,7 @@ def test_i10_knows_that_probes_take_longer_on_slow_links() -> None:
     story.tell("r.r0", judged, ended())
     groups = timed(story, {1: 1000, story.revision: 9000})
     assert "was stuck on w0 for 3712 ms" in about(i10_recovery_bound.check(groups, []))
-    assert i10_recovery_bound.check(groups, [], link_ms=329) == []
+    assert i10_recovery_bound.check(groups, [], slowed=Slowed(link_ms=329)) == []
 
 
 def test_i10_starts_over_when_the_gateway_is_killed() -> None:

@@ -207,6 +207,19 @@ def test_a_replica_starts_again_after_a_fault_or_a_stop() -> None:
     assert found(stopped) == ""
 
 
+@pytest.mark.parametrize("is_heir", [True, False])
+def test_a_replica_writes_what_its_predecessor_left_ahead_of_its_own_start(is_heir: bool) -> None:
+    """Composed 140665: it was killed 20 s before, while etcd was full."""
+    log = story()
+    log.at_ms += 20_000
+    if is_heir:
+        log.own("r.r0")
+    log.tell("r.r0", ended())
+    log.at_ms += 20_000
+    log.tell("r.r0", replica_started(boot="b2"))
+    assert (found(log, strike("gateway-kill", "r0")) == "") is is_heir
+
+
 # --- waits
 
 
@@ -252,6 +265,19 @@ def test_the_queue_of_a_full_engine_is_no_wait(queued_ms: int, is_fine: bool) ->
     says = found(log, clients=[client], truth=GroundTruth())
     assert (says == "") is is_fine
     assert is_fine or "waited 550 ms for a token, bound 350 ms" in says
+
+
+@pytest.mark.parametrize("is_preempted", [True, False])
+def test_one_that_leaves_the_queue_of_a_full_engine_waited_there(is_preempted: bool) -> None:
+    """Composed 140153: it was preempted, and handed over."""
+    log = short()
+    preempted, admitted = v.RequestPreempted("q1", 1, 100, 20), v.RequestAdmitted("q1", 1, 0)
+    log.tell("w.w0", engine_step(preempted if is_preempted else admitted))
+    log.at_ms = 400
+    log.tell("w.w0", engine_step(finished()))
+    log.tell("r.r0", ended())
+    client = ClientRecord(request="q1", status=200, gaps_ms=[WAIT_MS + 300.0])
+    assert (found(log, clients=[client], truth=GroundTruth()) == "") is is_preempted
 
 
 @pytest.mark.parametrize(("worker", "is_fine"), [("w0", True), ("w1", False)])

@@ -197,6 +197,23 @@ def test_what_its_engine_has_finished_needs_none(attempt: int, is_fine: bool, ea
     assert (found(log) == "") is is_fine
 
 
+@pytest.mark.parametrize(
+    ("after_ms", "struck", "is_fine"), [(400, "", True), (5000, "", False), (5000, "w0", True)]
+)
+def test_one_that_ran_long_without_is_named_though_its_engine_finished_it(
+    after_ms: int, struck: str, is_fine: bool
+) -> None:
+    """The reports of an engine that a fault struck may come late."""
+    log = lost_holder(after_ms, arrived("q2"))
+    log.tell("w.w0", engine_step(finished()))
+    log.at_ms += 5000
+    log.tell("r.r0", ended())
+    strike = Strike(what="cut", targets=frozenset((struck,)), since_ms=0, until_ms=4000)
+    says = found(log, strike)
+    assert (says == "") is is_fine
+    assert is_fine or f"no other for {after_ms} ms" in says
+
+
 @pytest.mark.parametrize(("holder", "is_fine"), [("w1", True), ("w2", False)])
 def test_a_holder_whose_host_has_a_new_daemon_need_not_be_replaced(
     holder: str, is_fine: bool

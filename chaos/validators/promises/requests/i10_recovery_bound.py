@@ -7,16 +7,17 @@ steps. Times are those of the segments, so hosts' clocks must agree much better 
 Clocks of one machine do, and a `Log` corrects known jumps. A resumable stream may wait for its
 absent client: its recovery begins when the client returns. A stream that ends as cancelled, that
 the leader ends, or that ends with an unknown number of tokens, had no client. Time in the queue of its
-next engine does not count while requests wait in the queue of each engine that may get any. Where an
-agent dropped reports of its engine, only its silence says that a stream is stuck.
+next engine does not count while requests wait in the queue of each engine that may get any. What a
+fault slows the next engine down by does not count either. Where an agent dropped reports of its
+engine, only its silence says that a stream is stuck; the first token of an attempt may be among
+reports that were lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
-
+from relume.chaos.validators.promises.requests.recoveries import Recovery, recoveries
 from relume.chaos.validators.records import (
     ClientRecord,
     Course,
@@ -26,6 +27,7 @@ from relume.chaos.validators.records import (
     events_of,
     of_clients,
 )
+from relume.chaos.validators.strikes import NOT_SLOWED, Slowed
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import HealthState, RequestOutcome
@@ -52,26 +54,8 @@ EXCLUDED = (HealthState.UNHEALTHY, HealthState.PROBING, HealthState.QUARANTINED)
 REPORTS_MS = 1000
 """An agent writes at most that often what it dropped."""
 
-TICK_MS = 1000
 SILENCE_MS = 3000
 """Time without a tick after which the log counts as stopped."""
-
-
-class Recovery(Struct, frozen=True, kw_only=True):
-    """One attempt that was cut. It was lost at `begun_ms`; the request continued at `back_ms` (its
-    next first token, else the next cut or its end); -1: never. `resumed_on`: the worker of that
-    token, if there is one; `sent_ms`: the time of the decision for that attempt; `queued_ms`: from
-    when to when it was in its engine's queue. Wall times as in `Segment.at_ms`."""
-
-    request: str
-    attempt: int
-    worker: str
-    kind: str
-    begun_ms: int
-    back_ms: int
-    resumed_on: str
-    sent_ms: int
-    queued_ms: tuple[int, int]
 
 
 def _unread_ms(course: Course, dropped: Sequence[Entry]) -> int:
@@ -102,16 +86,17 @@ def check(
     unserved_ms: int = 0,
     killed: Sequence[tuple[str, int]] = (),
     cut_off: Sequence[tuple[str, int, int]] = (),
-    link_ms: int = 0,
+    slowed: Slowed = NOT_SLOWED,
 ) -> list[Violation]:
     """Recoveries that took too long or never ended. `stopped`: streams of stopped replicas, and the
     duration in ms, which extends the bound of their requests. `unserved_ms`: time in which no
     process could reach a worker. `killed`: streams of killed replicas, and the time (wall ms), at
     which the recovery of their requests starts over. `cut_off`: streams whose owners could not write,
-    from when to when (wall ms). `link_ms`: what a fault delayed messages to and from engines by."""
+    from when to when (wall ms). `slowed`: workers and links that faults slowed down."""
     out = []
     bound_ms += unserved_ms
-    patience = _patience(groups, clients, _summed(stopped)) if stopped else {}
+    still = _summed(stopped)
+    patience = _patience(groups, clients, still) if stopped else {}
     silences, unheard = list(_silences(groups)), _unheard(groups, cut_off)
     full, waited = list(_full(groups)), dict[str, int]()
     owners = {course.request: course.owners for course in courses(groups).values()}
@@ -125,12 +110,19 @@ def check(
         late = unheard.get(one.resumed_on, ())
         queued, admitted = one.queued_ms
         waits = [(max(since, queued), min(until, admitted)) for since, until in full]
-        waited[one.request] = waited.get(one.request, 0) + _covered(waits, begun_ms, one.back_ms)
+        away = [
+            span for owner in owners[one.request] if owner not in still
+            for span in unheard.get(owner, ())
+        ]  # fmt: skip
+        slow_ms = _slowed_ms(slowed, one)
+        waited[one.request] = (
+            waited.get(one.request, 0) + slow_ms + _covered(waits, begun_ms, one.back_ms)
+        )
         unknown = _covered(
-            [*silences, *((max(since, one.sent_ms), until) for since, until in late), *waits],
+            [*silences, *away, *((max(s, one.sent_ms), until) for s, until in late), *waits],
             begun_ms, one.back_ms,
         )  # fmt: skip
-        bound = bound_ms + patience.get(one.request, 0) + unknown
+        bound = bound_ms + patience.get(one.request, 0) + unknown + slow_ms
         if one.back_ms < 0:
             text = f"attempt {one.attempt} was cut, and nothing followed"
             out.append(Violation(PROMISE, one.request, text))
@@ -138,7 +130,7 @@ def check(
             took = one.back_ms - begun_ms
             text = f"took {took} ms to recover from {one.kind} on {one.worker}, bound {bound} ms"
             out.append(Violation(PROMISE, one.request, text))
-    probes_ms = PROBE_TRIPS * link_ms
+    probes_ms = PROBE_TRIPS * slowed.link_ms
     dropped = [at for at in events_of(groups, "w.") if type(at.event) is v.ReportsDropped]
     out += _stuck(groups, patience, unserved_ms + probes_ms, silences, unheard)
     for client, course in of_clients(courses(groups), clients):
@@ -150,6 +142,15 @@ def check(
             text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
             out.append(Violation(PROMISE, client.request, text))
     return out
+
+
+def _slowed_ms(slowed: Slowed, one: Recovery) -> int:
+    """How much longer its next engine took for it because a fault made it slow."""
+    return sum(
+        int(_covered([(since, until)], one.sent_ms, one.back_ms) * (1 - 1 / times))
+        for worker, since, until, times in slowed.workers
+        if worker == one.resumed_on
+    )
 
 
 def _stuck(
@@ -198,8 +199,8 @@ def _silences(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
 def _unheard(
     groups: Sequence[RevisionGroup], cut_off: Sequence[tuple[str, int, int]]
 ) -> dict[str, list[tuple[int, int]]]:
-    """Per worker, the times in which it could not write, according to lost leases and to what is known
-    of faults: its events of that time have the time of its next segment."""
+    """By worker, or stream of a replica, the times in which it could not write, according to lost leases
+    and to what is known of faults: its events of that time have the time of its next segment."""
     written: dict[str, list[int]] = {stream: [] for stream, _, _ in cut_off}
     found: dict[str, list[tuple[int, int]]] = {}
     last: dict[str, int] = {}
@@ -213,8 +214,8 @@ def _unheard(
                 lost.discard(worker)
                 found.setdefault(worker, []).append((last.get(worker, at.at_ms), at.at_ms))
             last[worker] = at.at_ms
-            if at.stream in written:
-                written[at.stream].append(at.at_ms)
+        if at.stream in written:
+            written[at.stream].append(at.at_ms)
     for stream, since, until in cut_off:
         before = max((ms for ms in written[stream] if ms <= since), default=since)
         after = min((ms for ms in written[stream] if ms >= until), default=until)
@@ -261,95 +262,3 @@ def _patience(
             longest = max((stopped.get(owner, 0) for owner in course.owners), default=0)
             found[client.request] = found[course.request] = longest
     return found
-
-
-def _is_left(course: Course) -> bool:
-    """Whether it was resumable and its client did not return, or gave up before the log had its
-    return, according to its owner, or to the leader after the owner's death."""
-    arrived, end = course.arrived, course.end
-    if arrived is None or not arrived.event.resumable or end is None:
-        return False
-    return (
-        end.outcome == RequestOutcome.CANCELLED
-        or end.tokens < 0  # no client saw it
-        or all(at.stream == "fleet" for at in course.ends)
-    )
-
-
-def _left_ms(course: Course, end_ms: int) -> int:
-    """When its client left for the last time, of a stream that its owner ended for that."""
-    arrived, end = course.arrived, course.end
-    if arrived is None or end is None or end.outcome != RequestOutcome.CANCELLED:
-        return end_ms
-    return end_ms - TICK_MS * arrived.event.grace_ticks
-
-
-def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
-    """Every attempt in the log that was cut, and the time at which its request continued."""
-    first_tokens: dict[tuple[str, int], Entry] = {}
-    queued: dict[tuple[str, int], int] = {}
-    admitted: dict[tuple[str, int], int] = {}
-    died: dict[tuple[str, int], int] = {}
-    for at in events_of(groups, "w."):
-        if type(at.event) is v.EngineDied:
-            died[at.event.worker, at.event.incarnation] = at.at_ms
-        elif type(at.event) is v.EngineStep:
-            for change in at.event.changes:
-                key = change.request, change.attempt
-                if type(change) is v.FirstToken:
-                    first_tokens[key] = at
-                elif type(change) is v.RequestQueued:
-                    queued[key] = at.at_ms
-                elif type(change) is v.RequestAdmitted:
-                    admitted[key] = at.at_ms
-    for course in courses(groups).values():
-        cuts = [at for at in course.events if type(at.event) is v.TransportObserved]
-        end_ms = course.ends[0].at_ms if course.ends else -1
-        returns = [
-            (place, at.at_ms) for place, at in enumerate(course.events)
-            if type(at.event) is v.ClientReturned
-        ]  # fmt: skip
-        sent = {
-            at.event.attempt: (place, at.at_ms) for place, at in enumerate(course.events)
-            if type(at.event) is v.RouteDecided and at.event.worker
-        }  # fmt: skip
-        is_left = _is_left(course)
-        for index, cut in enumerate(cuts):
-            event = cut.event
-            begun = min(cut.at_ms, died.get((event.worker, event.incarnation), cut.at_ms))
-            begun = max(begun, sent.get(event.attempt, (-1, -1))[1])  # it may have been dead before
-            following = cuts[index + 1].at_ms if index + 1 < len(cuts) else end_ms
-            after = min((n for n in sent if n > event.attempt), default=event.attempt + 1)
-            first = first_tokens.get((course.request, after))
-            back = following if first is None else first.at_ms
-            if 0 <= following < back:
-                back = following  # its worker was cut from the log and told of it late
-            if is_left and (back == end_ms or back > _left_ms(course, end_ms)):
-                continue  # nobody waited for it
-            # A return before the dispatch came before its first token, however late the log has it.
-            place_sent, sent_ms = sent.get(after, (-1, -1))
-            begun = max(
-                [begun, *(min(ms, back) for n, ms in returns if ms <= back or n < place_sent)]
-            )
-            yield Recovery(
-                request=course.request,
-                attempt=event.attempt,
-                worker=event.worker,
-                kind=event.kind,
-                begun_ms=begun,
-                back_ms=back,
-                resumed_on="" if first is None else first.stream.removeprefix("w."),
-                sent_ms=sent_ms if sent_ms >= 0 else begun,
-                queued_ms=_queued(queued, admitted, (course.request, after), back),
-            )
-
-
-def _queued(
-    queued: dict[tuple[str, int], int],
-    admitted: dict[tuple[str, int], int],
-    attempt: tuple[str, int],
-    back_ms: int,
-) -> tuple[int, int]:
-    """From when to when the attempt was in the queue of its engine."""
-    since = queued.get(attempt, back_ms)
-    return since, admitted.get(attempt, back_ms)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from relume.chaos.validators.records import Log, events_of
+from relume.chaos.validators.records import Entry, Log, events_of
 from relume.chaos.validators.strikes import FELT_MS, THE_LOG, Strike, is_struck
 from relume.events import vocabulary as v
 
@@ -49,17 +49,16 @@ def missing_holders(
             now_ms = max(now_ms, at.at_ms)
         if kind is v.HolderChosen or kind in _LEAVES:
             placed = running.pop(event.request, None)
-            if placed is not None and 0 < placed.due_ms < at.at_ms - late_ms.get(placed.stream, 0):
-                lost_ms = placed.due_ms - BOUND_MS
-                if not _is_disturbed(strikes, placed.stream[2:], lost_ms, at.at_ms):
-                    took = f"no other for {at.at_ms - lost_ms} ms"
-                    yield event.request, f"its holder {placed.lost} was lost, and it had {took}"
+            if placed is not None and _is_missing(placed, at, strikes, late_ms):
+                yield event.request, _missing(placed, at.at_ms)
             if kind is v.HolderChosen and (event.request, event.attempt) not in finished:
                 running[event.request] = _Placed(
                     stream=at.stream, attempt=event.attempt, holders=event.holders
                 )
         elif kind is v.EngineStep:
-            _note_finished(running, finished, event)
+            for request, placed in _finished(running, finished, event):
+                if _is_missing(placed, at, strikes, late_ms):
+                    yield request, _missing(placed, at.at_ms)
         elif kind is v.ReplicaStarted:
             running = {name: one for name, one in running.items() if one.stream != at.stream}
         elif kind is v.StateDaemonStarted:
@@ -74,16 +73,21 @@ _LEAVES = (v.RequestEnded, v.TransportObserved, v.ClientReturned)
 """Events after which the attempt does not run at this replica."""
 
 
-def _note_finished(
+def _missing(placed: _Placed, at_ms: int) -> str:
+    took = f"no other for {at_ms - placed.due_ms + BOUND_MS} ms"
+    return f"its holder {placed.lost} was lost, and it had {took}"
+
+
+def _finished(
     running: dict[str, _Placed], finished: set[tuple[str, int]], step: v.EngineStep
-) -> None:
+) -> Iterator[tuple[str, _Placed]]:
     """What an engine has finished has no blocks any more, though its client may be absent."""
     for change in step.changes:
         if type(change) is v.EngineFinished:
             finished.add((change.request, change.attempt))
             placed = running.get(change.request)
             if placed is not None and placed.attempt == change.attempt:
-                del running[change.request]
+                yield change.request, running.pop(change.request)
 
 
 def _lose(running: dict[str, _Placed], holder: str, at_ms: int, is_last: bool) -> None:
@@ -103,5 +107,12 @@ def _regain(running: dict[str, _Placed], holder: str, at_ms: int) -> None:
             placed.due_ms, placed.lost = 0, ""
 
 
-def _is_disturbed(strikes: Sequence[Strike], replica: str, since_ms: int, until_ms: int) -> bool:
-    return is_struck(strikes, (replica, THE_LOG), since_ms - FELT_MS, until_ms)
+def _is_missing(
+    placed: _Placed, at: Entry, strikes: Sequence[Strike], late_ms: Mapping[str, int]
+) -> bool:
+    """Whether the choice was due before `at`, and no fault struck the replica, the log, or the worker
+    whose reports say so."""
+    if not 0 < placed.due_ms < at.at_ms - late_ms.get(placed.stream, 0):
+        return False
+    targets = (placed.stream[2:], at.stream[2:], THE_LOG)
+    return not is_struck(strikes, targets, placed.due_ms - BOUND_MS - FELT_MS, at.at_ms)

@@ -211,16 +211,25 @@ class _Ends:
 
 def _timed(groups: Sequence[RevisionGroup]) -> Iterator[tuple[Entry, Span]]:
     """All events, with the time since the segment before of the same stream: the log may have been
-    away in between. Then the corrected time of a segment may be that of before, so both count."""
+    away in between. Then the corrected time of a segment may be that of before, so both count. A
+    replica writes what its predecessor left ahead of its own start: that one wrote last in another
+    epoch."""
     written = {(g.revision, s.stream): s.at_ms for g in groups for s in g.segments}
     spans: dict[str, tuple[int, Span]] = {}
+    epochs: dict[str, int] = {}
+    former_ms: dict[str, int] = {}
     for at in events_of(groups):
         revision, span = spans.get(at.stream, (0, (at.at_ms, at.at_ms)))
+        if epochs.setdefault(at.stream, at.epoch) != at.epoch:
+            epochs[at.stream], former_ms[at.stream] = at.epoch, span[1]
         if revision != at.revision:
             times = at.at_ms, written[at.revision, at.stream]
             span = min(span[1], *times), max(times)
             spans[at.stream] = at.revision, span
-        yield at, span
+        if type(at.event) is v.ReplicaStarted:
+            yield at, (min(span[0], former_ms.get(at.stream, span[0])), span[1])
+        else:
+            yield at, span
 
 
 def _waits(
@@ -261,22 +270,24 @@ def _orders(groups: Sequence[RevisionGroup]) -> Iterator[Strike]:
 
 class _Queues:
     """What engines reported of their queues. `waited_ms`: by request, the time in queues of engines
-    that were full: before each admission, since the last report about the attempt."""
+    that were full: since the last report about the attempt, before each admission and each end in the
+    queue, as of one that was preempted and handed over."""
 
     def __init__(self, groups: Sequence[RevisionGroup]) -> None:
         self.waited_ms: dict[str, int] = {}
         self._lost_ms: dict[str, list[int]] = {}
-        seen_ms: dict[tuple[str, int], int] = {}
+        seen: dict[tuple[str, int], tuple[int, type]] = {}
         for at in events_of(groups, "w."):
             if type(at.event) is not v.EngineStep:
                 continue
             if at.event.lost:
                 self._lost_ms.setdefault(at.stream.removeprefix("w."), []).append(at.at_ms)
             for change in at.event.changes:
-                request = change.request
-                before_ms = seen_ms.get((request, change.attempt), at.at_ms)
-                seen_ms[request, change.attempt] = at.at_ms
-                if type(change) is v.RequestAdmitted:
+                request, kind = change.request, type(change)
+                before_ms, last = seen.get((request, change.attempt), (at.at_ms, kind))
+                seen[request, change.attempt] = at.at_ms, kind
+                ended = kind is v.EngineFinished and last in (v.RequestQueued, v.RequestPreempted)
+                if kind is v.RequestAdmitted or ended:
                     waited_ms = self.waited_ms.get(request, 0) + at.at_ms - before_ms
                     self.waited_ms[request] = waited_ms
 
