@@ -167,7 +167,7 @@ class MigrationWatch:
             movable |= self._away(worker, incarnation)
         for request, delivered in movable.items():
             live = self._scheduler.live.get(request)
-            if live is None or not live.running or not goes_on(live.arrival, delivered):
+            if live is None or not live.running or not self._goes_on(live, delivered):
                 continue
             if cause == MigrationCause.PROMOTION and live.arrival.tier != Tier.BATCH:
                 continue
@@ -243,10 +243,13 @@ class MigrationWatch:
         target = view.fleet.workers[move.target]
         if excluded := excluded_at(view, target):
             return f"{move.target}: {excluded}"
-        arrival = self._scheduler.live[move.request].arrival
-        if delivered is None or not goes_on(arrival, delivered):
+        live = self._scheduler.live[move.request]
+        if delivered is None or not self._goes_on(live, delivered):
             return "no other worker can continue what its client has by now"
         return ""
+
+    def _goes_on(self, live: LiveRequest, delivered: int) -> bool:
+        return goes_on(live.arrival, delivered, self._scheduler.is_doubted(live))
 
     def _abandon(self, move: Move, reason: str) -> None:
         """It stays, and may be planned for again at a later tick."""
@@ -268,9 +271,10 @@ class MigrationWatch:
             log.warning("moves_not_written", worker=move.worker, reason=str(error))
 
 
-def goes_on(arrival: Arrival, delivered: int) -> bool:
-    """Whether nothing that was delivered would have to be generated again."""
-    mode = resume_mode.mode_of(arrival.verdict, arrival.stream, delivered)
+def goes_on(arrival: Arrival, delivered: int, is_doubted: bool) -> bool:
+    """Whether nothing that was delivered would have to be generated again: moved again and again, that
+    would never end."""
+    mode = resume_mode.mode_of(arrival.verdict, arrival.stream, delivered, is_doubted)
     return arrival.protected and (mode == AttemptMode.CONTINUE or not delivered)
 
 

@@ -114,6 +114,12 @@ class Scheduler:
             and live.lineage.has_part_of(worker, incarnation, requests.get(name))
         ]
 
+    def is_doubted(self, live: LiveRequest) -> bool:
+        """Whether its stream has something of an engine that computes wrong results: its next attempt
+        generates all of it again."""
+        known = self.view.fleet.requests.get(live.arrival.request)
+        return live.lineage.is_doubted(self._corrupt, known)
+
     def advanced(self, engines: bool = True) -> None:
         """The canonical fold advanced: settle the overlay, wake waiting requests. `engines`: one of
         them may have reported its model for the first time."""
@@ -197,8 +203,7 @@ class Scheduler:
         if self.never_served(arrival.model):
             unknown = f"no model {arrival.model[:200]!r}; /v1/models lists what there is"
             return Rejected(404, unknown)
-        known = self.view.fleet.requests.get(request)
-        doubted = live.lineage.is_doubted(self._corrupt, known)
+        doubted = self.is_doubted(live)
         mode = resume_mode.mode_of(arrival.verdict, arrival.stream, delivered, doubted)
         if mode == AttemptMode.REPLAY and doubted and resume_mode.UNCOMPARED & set(arrival.needs):
             mode = AttemptMode.HOPELESS

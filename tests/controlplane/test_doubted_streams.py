@@ -8,12 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from relume.controlplane.replica.migration_watch import MigrationWatch, Move
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.replica.stall_watch import StallWatch
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
 from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import FailureClass, HealthState, RouteCause, TransportKind
+from relume.events.vocabulary.enums import (
+    FailureClass,
+    HealthState,
+    MigrationCause,
+    RouteCause,
+    TransportKind,
+)
 from relume.policies.state.overlay.view import View
 from tests.policies.story import Story, ready, replica_started, started
 
@@ -257,6 +264,32 @@ async def test_a_stream_that_leaves_the_corrupt_engine_moves_once() -> None:
     watch.seen("fleet", 1, fleet.story.seen[-1])
     watch.folded(fleet.story.groups[-1])
     assert fleet.scheduler.live["q"].attempt == 2 and doubted == []
+
+
+@pytest.mark.parametrize("is_corrupt", [True, False])
+async def test_a_drain_does_not_move_one_that_is_generated_again(is_corrupt: bool) -> None:
+    """Composed 140377: two workers drained in turn, each before a replay was done: it began anew on the
+    other one, without end."""
+    fleet = Fleet()
+    first = fleet.arrive("q")
+    if is_corrupt:
+        fleet.quarantine(first)
+    fleet.lost(first, 4, TransportKind.MOVED)
+    second = fleet.assign("q", RouteCause.MOVED, 4)
+    assert isinstance(second, Assignment)
+    fleet.scheduler.live["q"].running = True
+    gateway: Any = SimpleNamespace(movable_on=lambda *_: {"q": 4}, away_on=lambda *_: {})
+    watch = MigrationWatch(fleet.scheduler, gateway)
+    leaving = watch._running(second.worker, second.incarnation, MigrationCause.DRAIN)
+    assert [one.request for one in leaving] == ["q"] * (not is_corrupt)
+    move = Move(request="q", attempt=2, worker=second.worker, incarnation=1, target=free(fleet))
+    assert bool(watch._obstacle(move, 4)) is is_corrupt
+
+
+def free(fleet: Fleet) -> str:
+    """A worker that had no attempt of "q"."""
+    ran_on = {e.worker for e in fleet.writer.written if type(e) is v.RouteDecided}
+    return next(name for name in fleet.story.fleet.workers if name not in ran_on)
 
 
 @pytest.mark.parametrize("state", [HealthState.DEAD, HealthState.SUSPECT])

@@ -165,8 +165,10 @@ def test_what_would_be_generated_again_does_not_leave(
             max_tokens=9,
             verdict=verdict,
         )
-        assert goes_on(arrival, delivered) is goes
-        assert not goes_on(msgspec.structs.replace(arrival, protected=False), delivered)
+        assert goes_on(arrival, delivered, False) is goes
+        assert goes_on(arrival, delivered, True) is (not delivered)
+        unprotected = msgspec.structs.replace(arrival, protected=False)
+        assert not goes_on(unprotected, delivered, False)
 
 
 async def test_nothing_moves_when_it_is_off() -> None:
