@@ -69,7 +69,10 @@ async def engine(
     `/relume/probe` if it `answers_probe`; both `after_s`."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await reader.readuntil(b"\r\n\r\n")
+        try:
+            asked = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return  # who asked has given up
         if b"/relume/probe" in asked and not answers_probe:
             writer.close()
             return
@@ -79,7 +82,7 @@ async def engine(
             b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         )
         writer.write(body)
-        with suppress(ConnectionError):  # who asked has given up
+        with suppress(ConnectionError):
             await writer.drain()
         writer.close()
 
