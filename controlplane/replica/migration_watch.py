@@ -221,7 +221,9 @@ class MigrationWatch:
                 failure = self._obstacle(move, delivered)
                 if not failure:
                     fleet = self._scheduler.view.fleet
-                    call = Handover(move.request, move.attempt, move.incarnation, not delivered)
+                    live = self._scheduler.live[move.request]
+                    unbegun = not delivered and not self._goes_on(live, 1)
+                    call = Handover(move.request, move.attempt, move.incarnation, unbegun)
                     failure = await engine_calls.ask(
                         session, fleet, move.worker, HANDOVER_PATH, call
                     )

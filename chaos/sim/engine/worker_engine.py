@@ -347,7 +347,7 @@ class EngineProcess:
             return 200, {"released": True}
         track = self.tracks.get(f"{body.get('request')}/{body.get('attempt')}")
         if path == HANDOVER_PATH:
-            if track is None or track.leaving:
+            if track is None or track.leaving or track.what.is_stock:
                 return 404, {"error": "not here, or at its end"}
             if body.get("unbegun") and track.name in self.engine.running:
                 return 409, {"error": "it has generated a token"}  # at the end of this step

@@ -12,6 +12,7 @@ from relume.chaos.validators import check_all
 from relume.controlplane.replay.rendering import lines_of
 from relume.controlplane.replay.verify import verify
 from relume.controlplane.replay.why import why
+from relume.controlplane.replica import migration_watch
 from relume.controlplane.replica.migration_watch import goes_on
 from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
@@ -226,19 +227,37 @@ async def test_what_has_begun_since_the_plan_stays_if_it_cannot_continue(
     now: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Composed 120312: the first token came between the plan and the call; the client got 502."""
+    monkeypatch.setattr(migration_watch, "goes_on", lambda arrival, delivered, _: not delivered)
+    scene, groups = await drained_before_any_token(now, monkeypatch)
+    left = [e.reason for _, e in recorded(groups, v.MigrationAbandoned)]
+    assert left and all(why.startswith(reason) for why in left), left
+    assert not moved(groups)
+    assert set(scene.unbegun) == ({True} if now == 0 else set())
+
+
+async def test_what_can_continue_leaves_also_if_it_has_begun_since_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, groups = await drained_before_any_token(0, monkeypatch)
+    assert moved(groups) and not recorded(groups, v.MigrationAbandoned)
+    assert set(scene.unbegun) == {False}
+
+
+async def drained_before_any_token(
+    now: int | None, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Scene, list[RevisionGroup]]:
+    """No request has a token when a drain is planned, and `now` when the engine is called."""
     async with Scene(7, replicas=1, tokens=LONG) as scene:
         held = scene.clients["r0"]
+        running = held.movable_on
+        monkeypatch.setattr(held, "movable_on", lambda *place: dict.fromkeys(running(*place), 0))
         monkeypatch.setattr(held, "movable_tokens", lambda *_: now)
         traffic = asyncio.create_task(scene.traffic(6))
         await scene.until(lambda: held.running_covered("w0"))
         await commanded(scene, "drain", "w0")
         await traffic
         await scene.settled()
-    groups = scene.log.groups
-    left = [e.reason for _, e in recorded(groups, v.MigrationAbandoned)]
-    assert left and all(why.startswith(reason) for why in left), left
-    assert not moved(groups)
-    assert set(scene.unbegun) == ({True} if now == 0 else set())
+    return scene, scene.log.groups
 
 
 @pytest.mark.full
