@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 from relume.chaos.validators.records import (
     Course,
@@ -28,24 +29,41 @@ def verdicts(
     """The revision at which each corrupt engine was quarantined; NEVER: it was not. `corrupt`:
     workers, and when (wall ms) their engines became so: an engine that served then, perhaps before
     its late agent wrote that it was ready. So its start counts, by the time in the log and by the
-    corrected one: after a time without etcd, either may be wrong."""
+    corrected one: after a time without etcd, either may be wrong. Of engines whose starts landed together
+    after such a time, the one counts that was quarantined."""
     found: dict[Engine, int] = {}
     if not corrupt:
         return found
-    for all_events in (events_of(groups, "w."), entries(groups, "w.")):
-        started = [at for at in all_events if type(at.event) is v.EngineStarted]
-        for worker, since_ms in corrupt:
-            by_then = [at for at in started if at.stream[2:] == worker and at.at_ms <= since_ms]
-            if by_then:
-                found[worker, by_then[-1].event.incarnation] = NEVER
+    quarantined: dict[Engine, int] = {}
     for at in events_of(groups, "fleet"):
         event = at.event
         if type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
             if event.failure == FailureClass.CORRUPTION:
-                engine = event.worker, event.incarnation
-                if found.get(engine) == NEVER:
-                    found[engine] = at.revision
+                quarantined.setdefault((event.worker, event.incarnation), at.revision)
+    for starts, (worker, since_ms) in product(_starts(groups), corrupt):
+        of_worker = [(engine, span) for engine, span in starts if engine[0] == worker]
+        late = (e for e, (before, at_ms) in of_worker if before <= since_ms < at_ms)
+        convicted = [engine for engine in late if engine in quarantined]
+        by_then = [engine for engine, (_, at_ms) in of_worker if at_ms <= since_ms]
+        for engine in convicted[:1] or by_then[-1:]:
+            found[engine] = quarantined.get(engine, NEVER)
     return found
+
+
+def _starts(groups: Sequence[RevisionGroup]) -> Iterator[list[tuple[Engine, tuple[int, int]]]]:
+    """Starts of engines with the time of the segment before of its agent, and the own one: by the
+    corrected times, and by those in the log."""
+    for all_events in (events_of(groups, "w."), entries(groups, "w.")):
+        found = []
+        written: dict[str, tuple[int, int, int]] = {}
+        for at in all_events:
+            revision, before_ms, last_ms = written.get(at.stream, (0, at.at_ms, at.at_ms))
+            if revision != at.revision:
+                before_ms = last_ms
+                written[at.stream] = at.revision, before_ms, at.at_ms
+            if type(at.event) is v.EngineStarted:
+                found.append(((at.stream[2:], at.event.incarnation), (before_ms, at.at_ms)))
+        yield found
 
 
 def served(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relume.chaos.validators.corrupt_engines import NEVER, verdicts
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import FailureClass, HealthState
 from tests.policies.story import Story, died, ready, started
 
 
@@ -24,3 +28,23 @@ def test_a_second_fault_leaves_what_the_first_damaged() -> None:
     """I2 and I14 of composed 9171 took the first engine as sound, since the second was damaged too."""
     both = {("w0", 1): NEVER, ("w0", 2): NEVER}
     assert verdicts(restarted().groups, [("w0", 1000), ("w0", 3000)]) == both
+
+
+@pytest.mark.parametrize("convicted", [0, 2, 3])
+def test_of_engines_whose_starts_landed_late_the_quarantined_one_was_damaged(
+    convicted: int,
+) -> None:
+    """Composed 150901: etcd was away while two engines could not load and the third was damaged."""
+    told = Story()
+    told.worker()
+    told.at_ms = 9000
+    told.tell("w.w0", died(), started(incarnation=2), died("w0", 2), started(incarnation=3))
+    if convicted:
+        decided = v.HealthDecided(
+            worker="w0", incarnation=convicted, state=HealthState.QUARANTINED,
+            failure=FailureClass.CORRUPTION, evidence="wrong", since=1,
+        )  # fmt: skip
+        told.tell("fleet", decided)
+    engine = ("w0", convicted or 1)
+    expected = told.revision if convicted else NEVER
+    assert verdicts(told.groups, [("w0", 5000)]) == {engine: expected}
