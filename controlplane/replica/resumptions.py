@@ -76,6 +76,8 @@ class StreamResumptions:
         self._settled_us = self._advanced_us + SETTLED_S * 1e6
         self._unserved: dict[str, int] = {}
         self._ending: dict[str, tuple[int, v.ClientReturned]] = {}
+        self._sent_late: dict[str, v.RouteDecided] = {}
+        """Of streams of ours, the last dispatch that another replica wrote after it had lost them."""
         self.let_go: Callable[[str], None] = lambda request: None
         self.is_absent: Callable[[str], bool] = lambda request: False
 
@@ -205,7 +207,7 @@ class StreamResumptions:
 
     async def later_attempt(self, request: str, timeout_s: float) -> Owned:
         """Wait for an attempt of a stream of ours which a former owner sent and did not write before
-        it died, or before we took the stream: its engine reports it."""
+        it died, or before we took the stream: its engine reports it, or that one writes it late."""
         try:
             async with asyncio.timeout(timeout_s):
                 while (live := self._live.get(request)) is not None:
@@ -219,13 +221,17 @@ class StreamResumptions:
     def _later(self, live: LiveRequest) -> Assignment | None:
         fleet, name = self._decisions.view.fleet, live.arrival.request
         written = fleet.requests[name].attempt if name in fleet.requests else live.attempt
-        later = list(later_attempts(fleet, name, max(written, live.found)))
+        tried = max(written, live.found)
+        later = [(n, w.name, w.incarnation) for n, w in later_attempts(fleet, name, tried)]
+        sent = self._sent_late.get(name)  # its engine may have finished it meanwhile
+        if sent is not None and sent.attempt > tried:
+            later.append((sent.attempt, sent.worker, sent.incarnation))
         if not later:
             return None
-        live.found, worker = max(later, key=lambda found: found[0])
+        live.found, worker, incarnation = max(later)
         live.newest = max(live.newest, live.found)
-        live.begin_attempt(live.found, worker.name, worker.incarnation)
-        log.info("attempt_found", request=name, worker=worker.name, attempt=live.found)
+        live.begin_attempt(live.found, worker, incarnation)
+        log.info("attempt_found", request=name, worker=worker, attempt=live.found)
         return self._where(live)
 
     def _taken(self, live: LiveRequest) -> Owned:
@@ -259,7 +265,12 @@ class StreamResumptions:
         kind = type(event)
         if kind is v.ClientReturned:
             self._seen_return(stream, position, event)
+        elif kind is v.RouteDecided:
+            if stream != self._decisions.view.stream and event.worker and self._ours(event.request):
+                self._sent_late[event.request] = event
         elif kind is v.RequestEnded:
+            if event.request not in self._decisions.view.fleet.requests:
+                self._sent_late.pop(event.request, None)
             if stream != self._decisions.view.stream and event.outcome == RequestOutcome.COMPLETED:
                 self._seen_end(event)
         elif kind is v.Tick and self._ending:

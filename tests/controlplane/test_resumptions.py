@@ -19,7 +19,8 @@ from relume.controlplane.replica.resumptions import (
 from relume.controlplane.stream.arrival import Arrival
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Guarantee, RequestOutcome, TransportKind
-from tests.policies.story import Story, arrived, decided, died, engine_step, queued
+from tests.policies.story import Story, arrived, decided, died, engine_step, finished, queued
+from tests.policies.story import ended as story_ended
 
 OURS = "r.r0"
 
@@ -261,6 +262,29 @@ async def test_a_new_owner_finds_an_attempt_that_was_not_written(known: bool) ->
     assert found.ours and found.left is not None
     assert (found.left.worker, found.left.attempt, found.left.mode) == ("w1", 2, "attach")
     owner.live["q1"].lose_attempt()
+    again = await owner.returns.later_attempt("q1", 0.01)
+    assert again.ours and again.left is None, "it was tried already"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_new_owner_finds_an_attempt_that_finished_and_was_written_late(ended: bool) -> None:
+    """Composed 150246: a client went to and fro while its stream was moved; it lacked the end alone."""
+    owner = NewOwner()
+    owner.story.tell("w.w1", engine_step(queued(attempt=2)), engine_step(finished(attempt=2)))
+    owner.adopt()
+    late = decided(attempt=2, worker="w1")
+    owner.story.tell("r.r1", late)
+    owner.returns.seen("r.r1", 9, late)
+    await owner.returns.owned("q1", 1.0)
+    owner.live["q1"].lose_attempt()
+    if ended:
+        owner.story.tell(OURS, gone := story_ended())
+        owner.returns.seen(OURS, 10, gone)
+        assert not owner.returns._sent_late
+        return
+    found = await owner.returns.later_attempt("q1", 10.0)
+    assert found.ours and found.left is not None
+    assert (found.left.worker, found.left.attempt, found.left.mode) == ("w1", 2, "attach")
     again = await owner.returns.later_attempt("q1", 0.01)
     assert again.ours and again.left is None, "it was tried already"
 
