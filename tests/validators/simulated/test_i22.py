@@ -11,7 +11,8 @@ from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
 from relume.chaos.validators.promises.requests.i22_needless_failure import check
 from relume.chaos.validators.records import ClientRecord
 from relume.chaos.validators.service_limits import limits_of
-from relume.chaos.validators.strikes import Strike
+from relume.chaos.validators.strikes import THE_LOG, Strike
+from relume.controlplane.stream.error_codes import NO_NEWS
 from relume.events import vocabulary as v
 from tests.policies.story import Story, arrived, decided, ended, observed
 
@@ -100,6 +101,29 @@ def test_one_without_a_worker_is_not() -> None:
 
 def test_a_410_while_the_log_has_the_request_is_named() -> None:
     assert "410 after 5000 ms" in found(story(9, 499), truth(410, 5))
+
+
+@pytest.mark.parametrize(("before_s", "fine"), [(3.5, True), (2.5, False)])
+def test_one_of_a_stream_whose_record_landed_late_is_not(before_s: float, fine: bool) -> None:
+    """Composed 150577: its writer was late, and etcd stopped 1.5 s before the client came."""
+    log = Story()
+    log.worker()
+    log.replica()
+    log.at_ms = round(1000 * before_s)
+    log.tell("fleet", v.Tick(number=1, unix_ms=0))
+    log.at_ms = 0
+    log.tell("r.r0", arrived())
+    assert (found(log, truth(410, 5)) == "") is fine
+
+
+@pytest.mark.parametrize(("target", "fine"), [(THE_LOG, True), ("w1", False)])
+def test_nor_is_a_503_of_a_replica_that_hears_nothing_from_the_log(target: str, fine: bool) -> None:
+    """Composed 150797: the stream ran at another one while etcd was stopped for 22 s."""
+    log = story(9, 499)
+    known = truth(at_s=5.0)
+    known.calls["q1"] = known.calls["q1"]._replace(message=NO_NEWS)
+    stopped = Strike(what="etcd-stop", targets=frozenset((target,)), since_ms=1000, until_ms=8000)
+    assert (found(log, known, strikes=[stopped]) == "") is fine
 
 
 def test_one_after_its_end_is_not() -> None:

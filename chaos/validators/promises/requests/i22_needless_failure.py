@@ -6,11 +6,13 @@ fault struck (`relume.chaos.validators.strikes`). Every error that a client got,
 of its stream, must have one of these explanations. The bound is zero in every scenario: one
 failure without an explanation breaks the promise.
 
-- 410: the log does not have the request live. Within `LATE_MS` of its arrival and end the replica
-  may not know yet, or know already.
+- 410: the log does not have the request live. Within `LATE_MS` of the time at which the log had its
+  arrival, and of its end, the replica may not know yet, or know already.
 - 503: it waited for the whole time that the settings give, or its replica stood still for so long, or
   no engine that a fault left reachable served for `LEAST_S` on end within it.
 - 503 because of a level of degradation: I11 judges whether the level refuses it.
+- 503 to a client that returned to a replica that heard nothing from the log, while a fault kept the log
+  away: the stream runs at another one, which cannot be asked.
 - 429: it waited for the whole time in the queue, or the queue was full, or the share of its tenant.
   At most so many wait as were sent to its replica, had no answer, and were taken by no engine. It is
   needless if an engine that no fault had struck had no request for `IDLE_MS` before and after.
@@ -32,7 +34,7 @@ one, is not judged.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
 from relume.chaos.validators.records import (
@@ -50,10 +52,12 @@ from relume.chaos.validators.service_limits import ServiceLimits, limits_of
 from relume.chaos.validators.strikes import (
     DEATHS_OF_REPLICAS,
     FELT_MS,
+    THE_LOG,
     WRONG_WEIGHTS,
     Strike,
     is_struck,
 )
+from relume.controlplane.stream.error_codes import NO_NEWS
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import EffectKind, Guarantee, ShedReason, TransportKind
@@ -97,6 +101,7 @@ def check(
     rules = _Rules(
         truth, began_ms, away, strikes, limits or limits_of({}), _degraded(log), _restarted(log)
     )
+    rules.landed_ms = _landed(log)
     return [
         Violation(PROMISE, client.request, text)
         for client, course in of_clients(courses(log), clients)
@@ -127,6 +132,8 @@ class _Rules:
         self._kills = [strike for strike in strikes if strike.what in DEATHS_OF_REPLICAS]
         self._limits = limits
         self._queue = _Queue(truth)
+        self.landed_ms: Mapping[int, int] = {}
+        """When the log had each revision, at the earliest."""
 
     def needless(self, call: ClientCall, course: Course | None) -> Iterator[str]:
         """Why its error was needless; nothing: it was not."""
@@ -142,6 +149,8 @@ class _Rules:
             yield from self._not_full(call)
             return
         if call.status == NO_WORKER and course is not None and course.request in self._degraded:
+            return
+        if call.message == NO_NEWS and is_struck(self._strikes, (THE_LOG,), *self._around(call)):
             return
         since_ns = self._waits_since(call, course)
         waited_ms = (call.ended_ns - since_ns) // MS
@@ -163,7 +172,8 @@ class _Rules:
             return
         if any(LOG_LATE in end.event.detail for end in course.ends):
             return
-        since = course.arrived.at_ms
+        arrived = course.arrived
+        since = max(arrived.at_ms, self.landed_ms.get(arrived.revision, arrived.at_ms))
         until = min((end.at_ms for end in course.ends), default=1 << 62)
         if since + LATE_MS <= at_ms <= until - LATE_MS:
             yield f"its client got 410 after {at_ms - since} ms, and the log had it live"
@@ -354,6 +364,10 @@ class _Rules:
             if self._truth.served(worker, since_ns, until_ns, least_ns)
         ]
 
+    def _around(self, call: ClientCall) -> tuple[int, int]:
+        """The time in which a fault may have kept the log away when it was answered."""
+        return self._ms(call.ended_ns) - FELT_MS, self._ms(call.ended_ns)
+
     def _ms(self, at_ns: int) -> int:
         return self._began_ms + (at_ns - self._truth.began_ns) // MS
 
@@ -416,3 +430,15 @@ def _is_fragile(call: ClientCall, course: Course) -> bool:
 def _owners(course: Course) -> list[str]:
     """The replicas that had the request."""
     return [stream.removeprefix("r.") for stream in course.owners]
+
+
+def _landed(log: Log) -> dict[int, int]:
+    """When the log had each revision, at the earliest: what another replica had written before it says
+    so of a writer that is late."""
+    found: dict[int, int] = {}
+    latest = 0
+    for at in events_of(log):
+        if not at.stream.startswith("w."):
+            latest = max(latest, at.at_ms)
+        found[at.revision] = latest
+    return found
