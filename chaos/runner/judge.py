@@ -166,7 +166,9 @@ def _known(run: Outcome, log: Log) -> RecordedFacts:
         strikes=strikes,
         limits=limits_of(run.scenario.fleet.waiting),
         late_ms=_late(run.scenario.fleet.disorder),
-        slowed=Slowed(workers=tuple(_slow_workers(run)), link_ms=_link_ms(run)),
+        slowed=Slowed(
+            workers=tuple(_slow_workers(run)), link_ms=_link_ms(run), cut=tuple(_cut_workers(run))
+        ),
     )
 
 
@@ -188,6 +190,17 @@ def _slow_workers(run: Outcome) -> Iterator[tuple[str, int, int, float]]:
             until_ms = run.began_ms + (fired.until_ns or run.ended_ns) // 1_000_000
             for name in fired.target.split(","):
                 yield name, since_ms, until_ms, times
+
+
+def _cut_workers(run: Outcome) -> Iterator[tuple[str, int, int]]:
+    """Workers that a fault cut from the gateways, from when to when (wall ms)."""
+    peers = {planned.name: planned.peer for planned in run.schedule.faults}
+    for fired in run.fired:
+        if fired.what in ("cut", "cut-one-way") and peers.get(fired.name) == "gateway":
+            times = (fired.at_ns, fired.until_ns or run.ended_ns)
+            since_ms, until_ms = (run.began_ms + ns // 1_000_000 for ns in times)
+            for name in fired.target.split(","):
+                yield name, since_ms, until_ms
 
 
 def _late(disorder: Disorder) -> dict[str, int]:

@@ -151,6 +151,20 @@ def test_slow_links_to_gateways_that_struck_are_known(good: Outcome) -> None:
     assert _known(run, Log([])).slowed.link_ms == 300
 
 
+def test_workers_that_are_cut_from_gateways_are_known(good: Outcome) -> None:
+    planned = [
+        PlannedFault(name=name, what="cut-one-way", target="w0,w1", at_ns=0, peer=peer)
+        for name, peer in (("a", "gateway"), ("b", "etcd"))
+    ]
+    fired = [
+        FiredFault(name=name, what="cut-one-way", target="w0,w1", at_ns=10**9, until_ns=2 * 10**9)
+        for name in "ab"
+    ]
+    schedule = replace(good.schedule, faults=tuple(planned))
+    run = replace(good, schedule=schedule, fired=tuple(fired), began_ms=100)
+    assert _known(run, Log([])).slowed.cut == (("w0", 1100, 2100), ("w1", 1100, 2100))
+
+
 def test_workers_that_faults_made_slow_are_known(good: Outcome) -> None:
     planned = [
         PlannedFault(name=name, what=what, target="w0,w1", at_ns=0, amount=amount)

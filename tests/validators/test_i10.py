@@ -272,6 +272,23 @@ def test_i10_knows_that_probes_take_longer_on_slow_links() -> None:
     assert i10_recovery_bound.check(groups, [], slowed=Slowed(link_ms=329)) == []
 
 
+@pytest.mark.parametrize(("worker", "fine"), [("w0", True), ("w1", False)])
+def test_i10_knows_that_a_worker_that_is_cut_from_gateways_answers_no_probe(
+    worker: str, fine: bool
+) -> None:
+    """Composed 150620: one of its streams had got stuck before."""
+    story = short()
+    judged = v.StreamJudged(
+        decision="r0.b.stream1", basis=v.Basis(story.revision, 0), request="q1", attempt=1,
+        worker="w0", incarnation=1, silent_us=3_907_903, from_step=366, probe="answered", steps=272,
+        decodes=False, finished=True, bound_us=1_500_000, stuck=True,
+    )  # fmt: skip
+    story.tell("r.r0", judged, ended())
+    groups = timed(story, {1: 1000, story.revision: 9000})
+    slowed = Slowed(cut=[(worker, 6500, 8700)])
+    assert (i10_recovery_bound.check(groups, [], slowed=slowed) == []) is fine
+
+
 def test_i10_starts_over_when_the_gateway_is_killed() -> None:
     story = short()
     story.tell("r.r0", observed())

@@ -20,6 +20,7 @@ from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import DeathReason, EffectKind
 from tests.policies.story import (
     Story,
+    decided,
     died,
     ended,
     engine_step,
@@ -278,6 +279,17 @@ def test_one_that_leaves_the_queue_of_a_full_engine_waited_there(is_preempted: b
     log.tell("r.r0", ended())
     client = ClientRecord(request="q1", status=200, gaps_ms=[WAIT_MS + 300.0])
     assert (found(log, clients=[client], truth=GroundTruth()) == "") is is_preempted
+
+
+@pytest.mark.parametrize("worker", ["", "w1"])
+def test_one_that_no_worker_could_take_waited_for_one(worker: str) -> None:
+    """Composed 150101: of two workers one failed requests, and the other one drained."""
+    log = short()
+    log.tell("r.r0", decided(attempt=2, worker=worker))
+    log.at_ms = 400
+    log.tell("r.r0", decided(attempt=2, worker="w0"), ended())
+    client = ClientRecord(request="q1", status=200, gaps_ms=[WAIT_MS + 300.0])
+    assert (found(log, clients=[client], truth=GroundTruth()) == "") is not worker
 
 
 @pytest.mark.parametrize(("worker", "is_fine"), [("w0", True), ("w1", False)])

@@ -50,6 +50,12 @@ def test_a_death_that_is_noticed_late_is_named() -> None:
     assert "r.r0 suspected it never" in found(death(None), KILLED)
 
 
+def test_a_late_writer_of_suspicions_may_be_as_late_as_it_is() -> None:
+    """Composed 150955."""
+    assert found(death(11_500), KILLED, late_ms={"r.r0": 500}) == ""
+    assert "after 1500 ms" in found(death(11_500), KILLED, late_ms={"r.r0": 499, "r.r1": 900})
+
+
 def test_one_noticed_at_once_is_not() -> None:
     assert found(death(10_020), KILLED) == ""
 

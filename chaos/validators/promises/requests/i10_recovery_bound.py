@@ -132,6 +132,8 @@ def check(
             out.append(Violation(PROMISE, one.request, text))
     probes_ms = PROBE_TRIPS * slowed.link_ms
     dropped = [at for at in events_of(groups, "w.") if type(at.event) is v.ReportsDropped]
+    for worker, since, until in slowed.cut:  # nor could it answer probes
+        unheard.setdefault(worker, []).append((since, until))
     out += _stuck(groups, patience, unserved_ms + probes_ms, silences, unheard)
     for client, course in of_clients(courses(groups), clients):
         longest = max(client.gaps_ms, default=0.0)
@@ -161,7 +163,7 @@ def _stuck(
     unheard: dict[str, list[tuple[int, int]]],
 ) -> Iterator[Violation]:
     """Stuck streams that were found too late. Times in which the log stood still, or their worker
-    could not write, do not count."""
+    could not write or answer, do not count."""
     for at in events_of(groups, "r."):
         event = at.event
         if type(event) is not v.StreamJudged or event.steps < ENOUGH_STEPS:

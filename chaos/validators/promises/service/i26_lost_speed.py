@@ -39,6 +39,6 @@ def check(
     found = list(starved_tenants(log))
     if strikes is not None:
         found += missing_holders(log, strikes, late_ms or {})
-        found += late_deaths(log, strikes)
+        found += late_deaths(log, strikes, late_ms or {})
         found += (("restores", text) for text in unused_restores(log, strikes))
     return [Violation(PROMISE, about, text) for about, text in found]

@@ -11,7 +11,7 @@ over; the log was away; the engine was not known as ready, or the replica had on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from relume.chaos.validators.records import Log, events_of
 from relume.chaos.validators.strikes import FELT_MS, THE_LOG, Strike, is_struck
@@ -26,8 +26,11 @@ NEVER = 1 << 62
 Engine = tuple[str, int]
 
 
-def late_deaths(log: Log, strikes: Sequence[Strike]) -> Iterator[tuple[str, str]]:
-    """Workers whose deaths a replica noticed too late, and how."""
+def late_deaths(
+    log: Log, strikes: Sequence[Strike], late_ms: Mapping[str, int]
+) -> Iterator[tuple[str, str]]:
+    """Workers whose deaths a replica noticed too late, and how. Records of a stream in `late_ms` come so
+    much later."""
     kills = [strike for strike in strikes if strike.what in KILLS]
     if not kills:
         return
@@ -42,7 +45,7 @@ def late_deaths(log: Log, strikes: Sequence[Strike]) -> Iterator[tuple[str, str]
                 if since_ms > at_ms - KNOWN_MS or _is_disturbed(strikes, kill, stream[2:]):
                     continue
                 known_ms = known.suspected.get((stream, engine), NEVER)
-                if known_ms > at_ms + BOUND_MS:
+                if known_ms > at_ms + BOUND_MS + late_ms.get(stream, 0):
                     took = f"after {known_ms - at_ms} ms" if known_ms < NEVER else "never"
                     yield worker, f"its engine {engine[1]} was killed; {stream} suspected it {took}"
 

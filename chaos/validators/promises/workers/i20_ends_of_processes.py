@@ -4,9 +4,9 @@ waiting beyond a bound.
 The log shows the ends of engines, state daemons and replicas. Each has a cause that may end it: a
 fault that strikes this very process, or what it needs to own its stream; an order for this worker; or
 its agent, which stops. Faults of records, requests and clients end nothing. Between two tokens of a
-stream pass at most `WAIT_MS`, and its time in the queue of a full engine, while no fault is felt by its
-workers, its replicas, or the log, and no order restarts one of its workers. Where reports of an engine
-were lost, its queue is unknown.
+stream pass at most `WAIT_MS`, its time in the queue of a full engine, and the time in which by a decision
+no worker could take it, while no fault is felt by its workers, its replicas, or the log, and no order
+restarts one of its workers. Where reports of an engine were lost, its queue is unknown.
 
 Exceptions: a run whose faults are unknown, and logs that begin after a process did, show no cause. In
 real runs an engine that its agent finds hung counts as such, and waits are not judged: a busy machine
@@ -22,6 +22,7 @@ from msgspec import Struct
 from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.records import (
     ClientRecord,
+    Course,
     Entry,
     Violation,
     courses,
@@ -248,10 +249,21 @@ def _waits(
         if is_struck(felt, {*workers, *replicas, THE_LOG}, began_ms - FELT_MS, ended_ms):
             continue
         queues = queues or _Queues(groups)
-        bound = WAIT_MS + queues.waited_ms.get(course.request, 0)
+        bound = WAIT_MS + queues.waited_ms.get(course.request, 0) + _without_worker_ms(course)
         if longest > bound and not queues.has_lost(workers, began_ms, ended_ms + FELT_MS):
             text = f"waited {longest:.0f} ms for a token, bound {bound} ms, and no fault was felt"
             yield Violation(PROMISE, client.request, text)
+
+
+def _without_worker_ms(course: Course) -> int:
+    """For how long no worker could take it, by its replica's decisions: other promises judge these."""
+    found, since_ms = 0, -1
+    for at in course.events:
+        if type(at.event) is v.RouteDecided:
+            if at.event.worker and since_ms >= 0:
+                found += at.at_ms - since_ms
+            since_ms = -1 if at.event.worker else at.at_ms
+    return found
 
 
 def _orders(groups: Sequence[RevisionGroup]) -> Iterator[Strike]:
