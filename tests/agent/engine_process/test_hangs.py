@@ -39,7 +39,7 @@ async def test_a_hung_engine_is_found_and_restarted_with_its_stacks_written(tmp_
     async with staged(tmp_path, hang_restart_s=0.5) as stage:
         hung = await hangs(stage)
         assert (hung.worker, hung.incarnation, hung.looks) == ("w0", 1, 3)
-        assert hung.process_state == "S"
+        assert hung.process_state in "SR", "it waits, or just answers a probe"
         stacks = Path(hung.stacks).read_text()
         assert Path(hung.stacks).parent == tmp_path / "stacks"
         assert "scripted_engine.py" in stacks and "in main" in stacks
