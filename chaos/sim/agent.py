@@ -38,6 +38,7 @@ from relume.engine_shim.agent.stream_reader import FleetReader
 from relume.engine_shim.agent.unread_reports import UnreadReports
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
+from relume.events.etcd.writer.stream_writer import WriterClosed
 from relume.events.log.errors import RelumeError
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary import EngineDied, WorkerDeregistered
@@ -220,7 +221,11 @@ class Reports:
             self._garbled -= 1.0
             self._unread.note("malformed record")
             return
-        if self._waiting or not self._journal.step(record):
+        try:
+            is_taken = not self._waiting and self._journal.step(record)
+        except WriterClosed:
+            return  # it was delayed, and the agent has written its last
+        if not is_taken:
             self._waiting.append(record)
             if self._retry is None:
                 self._retry = asyncio.get_running_loop().call_later(0.25, self._again)
