@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from relume.chaos.validators.promises.service import i11_degradation
+from relume.chaos.validators.promises.service import i11_batches, i11_degradation
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import ShedReason, Tier
+from relume.events.vocabulary.enums import EffectKind, ShedReason, Tier
 from tests.policies.degradation.short_fleet import ON, ShortFleet
-from tests.policies.story import MODEL, arrived, decided
+from tests.policies.story import MODEL, Story, arrived, decided, ready, replica_started, started
 
 
 def short(**change: Any) -> ShortFleet:
@@ -70,6 +70,55 @@ def test_a_limit_that_no_level_explains_is_named() -> None:
 
 def test_a_level_without_its_limit_is_named() -> None:
     assert "its batches have a limit of 100 %, not 50, for too long" in found(limited(silent=True))
+
+
+@pytest.mark.parametrize(("gap_ms", "fine"), [(4000, True), (1000, False)])
+def test_a_leader_that_found_a_gap_between_ticks_waits_first(gap_ms: int, fine: bool) -> None:
+    """Composed 151471: etcd was slow, and an engine became ready then."""
+    log, now_ms = short_of_capacity(), 0
+    for number in range(1, 31):
+        now_ms += gap_ms if number == 20 else 1000
+        if number == 20:
+            log.tell("w.w1", started("w1"), ready("w1"))
+        log.tell("fleet", v.Tick(number=number, unix_ms=now_ms))
+    wrong = [one for one in i11_batches.check(log.groups) if one.about == "w1"]
+    assert (wrong == []) is fine
+
+
+@pytest.mark.parametrize(("together", "fine"), [(True, True), (False, False)])
+def test_a_limit_that_is_decided_with_the_level_may_be_that_of_the_one_before(
+    together: bool, fine: bool
+) -> None:
+    log = short_of_capacity()
+    limit = v.Effect(EffectKind.LIMIT_BATCH, "w0", 1, "50")
+    decided = v.EffectsDecided(
+        decision="batch.3", basis=v.Basis(1, 0), cause="a level", effects=(limit,)
+    )
+    if together:
+        log.tell("fleet", at_level(0, 3), decided)
+    else:
+        log.tell("fleet", at_level(0, 3))
+        log.tell("fleet", decided)
+    assert (i11_batches.check(log.groups) == []) is fine
+
+
+def short_of_capacity() -> Story:
+    """A leader that limits batches, at level 3, and the ready engine of w0."""
+    log = Story()
+    settings = (("degradation.mode", "on"), ("degradation.batch_percent", "75"))
+    log.tell("r.r0", replica_started(settings=settings))
+    log.leader()
+    log.worker()
+    log.tell("fleet", at_level(3, 0))
+    return log
+
+
+def at_level(level: int, was: int) -> v.DegradationDecided:
+    return v.DegradationDecided(
+        model=MODEL, level=level, was=was, since=1, due_ticks=1, share=100, workers=1, wanted=2,
+        sequences=1, requests_per_ks=1, tokens_per_s=1, usable_per_ks=1, demand_per_ks=1,
+        prompt_tokens=1, output_tokens=1,
+    )  # fmt: skip
 
 
 def found(fleet: ShortFleet) -> str:

@@ -2,6 +2,7 @@
 
 Judged from the log by arithmetic of its own: the limit of an effect is that of the level which was
 decided last, and each ready engine gets the one that is due within `GRACE_TICKS` ticks of the leader.
+A leader that is new, or found a gap between two ticks, waits for `SETTLED_TICKS` first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from relume.events.vocabulary.enums import EffectKind, EngineKind
 
 PROMISE = "I11"
 GRACE_TICKS = 5
+SETTLED_TICKS = 8
+GAP_MS = 3000
 MODE, PERCENT = "degradation.mode", "degradation.batch_percent"
 LEAST_LEVEL, LEAST_FOR_TWICE = 1, 3
 """Levels from which batches are limited, and limited by as much again."""
@@ -46,10 +49,13 @@ class _Batches:
     def __init__(self) -> None:
         self.found: list[Violation] = []
         self._levels: dict[str, int] = {}
+        self._before: dict[str, tuple[int, int]] = {}
+        """By model: where its level was decided, and the one before."""
         self._engines: dict[str, _Engine] = {}
         self._changed: dict[str, str] = {}
         self._started: dict[str, Mapping[str, str]] = {}
         self._leader = ""
+        self._settling_since = self._tick = self._tick_ms = 0
 
     def started(self, at: Entry) -> None:
         """See `_NOTES`."""
@@ -62,10 +68,13 @@ class _Batches:
     def elected(self, at: Entry) -> None:
         """See `_NOTES`."""
         self._leader = at.event.replica
+        self._settling_since = self._tick
 
     def decided(self, at: Entry) -> None:
         """See `_NOTES`."""
-        self._levels[at.event.model] = at.event.level
+        model = at.event.model
+        self._before[model] = at.revision, self._levels.get(model, 0)
+        self._levels[model] = at.event.level
 
     def ready(self, at: Entry) -> None:
         """See `_NOTES`. A server without the plugin has no scheduler of ours."""
@@ -85,24 +94,32 @@ class _Batches:
                 continue
             if engine.incarnation != effect.incarnation:
                 continue
-            engine.percent, due = int(effect.argument), self._due(engine.model)
+            level = self._levels.get(engine.model, 0)
+            engine.percent, due = int(effect.argument), self._due(level)
+            revision, before = self._before.get(engine.model, (0, 0))
+            if revision == at.revision and engine.percent == self._due(before):
+                continue  # decided together with the level, by what the fold had before
             if engine.percent != due:
-                level = self._levels.get(engine.model, 0)
                 text = f"its batches are limited to {effect.argument} %, level {level} makes {due}"
                 self.found.append(Violation(PROMISE, effect.worker, text, at.revision))
 
     def ticked(self, at: Entry) -> None:
         """See `_NOTES`."""
+        tick: v.Tick = at.event
+        if not 0 <= tick.unix_ms - self._tick_ms <= GAP_MS:
+            self._settling_since = tick.number
+        self._tick, self._tick_ms = tick.number, tick.unix_ms
+        if tick.number - self._settling_since <= SETTLED_TICKS:
+            return
         for name, engine in self._engines.items():
-            due = self._due(engine.model)
+            due = self._due(self._levels.get(engine.model, 0))
             engine.wrong_ticks = engine.wrong_ticks + 1 if engine.percent != due else 0
             if engine.wrong_ticks == GRACE_TICKS + 1:
                 text = f"its batches have a limit of {engine.percent} %, not {due}, for too long"
                 self.found.append(Violation(PROMISE, name, text, at.revision))
 
-    def _due(self, model: str) -> int:
-        """The limit that the level of a model makes due, in percent."""
-        level = self._levels.get(model, 0)
+    def _due(self, level: int) -> int:
+        """The limit that a level makes due, in percent."""
         if level < LEAST_LEVEL or self._setting(MODE, "off") != "on":
             return 100
         percent = int(self._setting(PERCENT, "100"))
