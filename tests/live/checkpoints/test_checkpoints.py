@@ -23,7 +23,7 @@ from relume.controlplane.local.orphans import daemons
 from relume.events import vocabulary as v
 from relume.policies.state.coverage import covered_tokens
 from relume.policies.state.fleet import Fleet
-from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
+from tests.live.conftest import EVENLY, HANG_S, Scene, same, scene_of, whole
 from tests.signals import let_work, stop
 from tests.suite.outcomes import inconclusive
 
@@ -161,7 +161,7 @@ def of(happened: list[Any], kind: type) -> list[Any]:
 
 @pytest.mark.usefixtures("patient")
 async def test_killed_engines_and_what_befalls_their_checkpoints(options: FleetOptions) -> None:
-    async with scene_of(with_checkpoints(options)) as scene:
+    async with scene_of(with_checkpoints(options, replica_args=EVENLY)) as scene:
         await until_daemons(scene)
         await _restored(scene)
         await _holders_killed_with_it(scene)
