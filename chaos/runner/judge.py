@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from relume.chaos.outcome import FiredFault, Kind, Outcome
 from relume.chaos.runner.run_statistics import figures_of, real
-from relume.chaos.runner.strikes import strikes_of
+from relume.chaos.runner.strikes import span_ms, strikes_of
 from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from relume.chaos.scenario.language import Disorder
 from relume.chaos.scenario.schedule import PlannedFault
@@ -186,21 +186,23 @@ def _slow_workers(run: Outcome) -> Iterator[tuple[str, int, int, float]]:
         if fired.what in ("worker-slow", "cpu-limit"):
             amount = amounts[fired.name]
             times = 1 / amount if fired.what == "cpu-limit" else amount
-            since_ms = run.began_ms + fired.at_ns // 1_000_000
-            until_ms = run.began_ms + (fired.until_ns or run.ended_ns) // 1_000_000
             for name in fired.target.split(","):
-                yield name, since_ms, until_ms, times
+                yield name, *span_ms(run, fired), times
 
 
 def _cut_workers(run: Outcome) -> Iterator[tuple[str, int, int]]:
     """Workers that a fault cut from the gateways, from when to when (wall ms)."""
-    peers = {planned.name: planned.peer for planned in run.schedule.faults}
     for fired in run.fired:
-        if fired.what in ("cut", "cut-one-way") and peers.get(fired.name) == "gateway":
-            times = (fired.at_ns, fired.until_ns or run.ended_ns)
-            since_ms, until_ms = (run.began_ms + ns // 1_000_000 for ns in times)
+        if _cut_from(run, fired) == "gateway":
             for name in fired.target.split(","):
-                yield name, since_ms, until_ms
+                yield name, *span_ms(run, fired)
+
+
+def _cut_from(run: Outcome, fired: FiredFault) -> str:
+    """What the fault cut its targets from; empty if it is no cut."""
+    if fired.what not in ("cut", "cut-one-way"):
+        return ""
+    return next(p.peer or "" for p in run.schedule.faults if p.name == fired.name)
 
 
 def _late(disorder: Disorder) -> dict[str, int]:
@@ -245,9 +247,7 @@ def _cut_off(run: Outcome) -> list[tuple[str, int, int]]:
             streams = [f"r.{name}" for name in targets]
         elif fired.what != "domain-loss":
             continue
-        ended_ns = run.ended_ns if fired.what in _LASTING else fired.at_ns
-        until_ns = fired.until_ns or ended_ns
-        since_ms, until_ms = (run.began_ms + ns // 1_000_000 for ns in (fired.at_ns, until_ns))
+        since_ms, until_ms = span_ms(run, fired, fired.what in _LASTING)
         found += [(stream, since_ms, until_ms) for stream in streams]
     return found
 
@@ -290,11 +290,10 @@ def _away(run: Outcome) -> Iterator[tuple[int, int, str]]:
     """From when to when (ns) a fault prevented which worker from serving: it was cut from the
     gateways, stopped, its agent wrote what cannot be read, or it was dead while its agent was stopped or
     cut from etcd, or no log could report its return."""
-    peers = {planned.name: planned.peer for planned in run.schedule.faults}
     deaths = list(_deaths(run))
     for fired in run.fired:
         until_ns = fired.until_ns or run.ended_ns
-        cut = peers.get(fired.name, "") if fired.what in ("cut", "cut-one-way") else ""
+        cut = _cut_from(run, fired)
         if cut == "gateway" or fired.what in ("engine-stop", "record-unreadable"):
             for name in fired.target.split(","):
                 yield fired.at_ns, until_ns, name

@@ -24,10 +24,12 @@ def _strike(run: Outcome, fired: FiredFault) -> Strike:
     elif kind.target == "domain":
         names = frozenset(name for name, domain in run.schedule.workers.items() if domain in names)
     lasts = kind.lasts == "must" or fired.what in WRONG_WEIGHTS
+    since_ms, until_ms = span_ms(run, fired, lasts)
+    return Strike(what=fired.what, targets=names, since_ms=since_ms, until_ms=until_ms)
+
+
+def span_ms(run: Outcome, fired: FiredFault, lasts: bool = True) -> tuple[int, int]:
+    """From when to when (wall ms) the fault was in force. One without an end was over at once, or, if
+    it `lasts`, at the end of the run."""
     until_ns = fired.until_ns or (run.ended_ns if lasts else fired.at_ns)
-    return Strike(
-        what=fired.what,
-        targets=names,
-        since_ms=run.began_ms + fired.at_ns // 1_000_000,
-        until_ms=run.began_ms + until_ns // 1_000_000,
-    )
+    return run.began_ms + fired.at_ns // 1_000_000, run.began_ms + until_ns // 1_000_000
