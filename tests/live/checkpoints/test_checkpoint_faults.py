@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ from tests.live.checkpoints.test_checkpoints import (
 from tests.live.conftest import EVENLY, HANG_S, Scene, same, scene_of, whole
 from tests.signals import slowed
 from tests.state_daemon.faulty import TcpProxy
+from tests.suite.outcomes import inconclusive
 
 DISK = 160_000
 """Bytes a file may have: a few blocks."""
@@ -86,9 +87,7 @@ async def _second_holder_serves(scene: Scene, address: str) -> None:
             await asyncio.sleep(0.05)
         os.kill(daemon_of(scene, "w2"), signal.SIGKILL)
 
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(until_restored())
-        happened = await hit(scene, "twofold", "w0", strike)
+    happened = await watched(until_restored(), hit(scene, "twofold", "w0", strike))
     done = of(happened, v.RestoreDone)
     assert done and {e.holder for e in done} == {address}
     assert min(e.tokens for e in done) >= 320
@@ -96,6 +95,20 @@ async def _second_holder_serves(scene: Scene, address: str) -> None:
     assert {o.excluded for o in unfit if o.worker == "w2" and o.kind == "restore"} == {
         "fingerprint"
     }
+
+
+async def watched(
+    watch: Coroutine[Any, Any, None], hit_: Coroutine[Any, Any, list[Any]]
+) -> list[Any]:
+    """What `hit_` returns. `watch` acts when a restore is under way, and ends with it at the latest."""
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(watch)
+        happened = await hit_
+        watching.cancel()
+    chosen = [c.options[c.chosen] for p in of(happened, v.RecoveryPlanned) for c in p.choices]
+    if not any(option.kind == "restore" for option in chosen):
+        inconclusive(f"no plan chose a restore: {chosen}")
+    return happened
 
 
 async def _nobody_can_use_its_blocks(scene: Scene) -> None:
@@ -121,9 +134,7 @@ async def _holders_killed_in_the_restore(scene: Scene, proxies: Sequence[TcpProx
         for proxy in proxies:
             proxy.cut()
 
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(until_held())
-        happened = await hit(scene, "during", "w1", strike)
+    happened = await watched(until_held(), hit(scene, "during", "w1", strike))
     failed = of(happened, v.RestoreFailed)
     assert failed and not of(happened, v.RestoreDone), happened
     assert {e.reason for e in failed} <= {"unreachable", "unknown"}
