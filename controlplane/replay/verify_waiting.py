@@ -18,11 +18,12 @@ from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import RouteCause
 from relume.policies.admission import admission_queue
 from relume.policies.admission.admission_queue import AdmissionQueue, QueueDecision, rank_of
-from relume.policies.admission.admission_settings import config_of
+from relume.policies.admission.admission_settings import WaitingConfig, config_of
 from relume.policies.admission.fair_queue import Entry
-from relume.policies.decision_versions import missing
+from relume.policies.decision_versions import missing, version_of
 from relume.policies.degradation import effects
-from relume.policies.routing.saturation import held_back, saturation
+from relume.policies.routing.eligibility import newcomer_takes_spares
+from relume.policies.routing.saturation import call_next, held_back, saturation
 from relume.policies.state.overlay.view import View
 
 ON_ARRIVAL = (
@@ -67,7 +68,8 @@ class AdmissionReplay:
             queue.put(entry_of(event), event.at_us)
             return
         view, config = self._view, config_of(self._view)
-        cause, _ = saturation(view, event.model, config, event.at_us)
+        spares = self._knows_spares and newcomer_takes_spares(view, event.tier)
+        cause, _ = saturation(view, event.model, config, event.at_us, spares)
         cause = held_back(cause, queue.waiting(event.model))
         judged = queue.enter(entry_of(event), event.at_us, config)
         self._evicted = dict.fromkeys(judged.evicted, event.request)
@@ -115,12 +117,24 @@ class AdmissionReplay:
         if event.cause == RouteCause.WAIT_OVER and (lacking := missing(self._view, "admission")):
             self._verdict.cannot_take(lacking)
         elif event.cause == RouteCause.WAIT_OVER:
-            found = queue.next(event.model, event.at_us, config)
             if founded:
-                turn = found.request if found is not None else "no request"
+                turn = self._next(queue, event, config)
                 self._compare(position, event, event.request, turn)
         if event.worker:
             queue.take(event.request, event.at_us, event.ttft_us, config)
+
+    def _next(self, queue: AdmissionQueue, event: v.RouteDecided, config: WaitingConfig) -> str:
+        """Who was to be called when this one was. Whether a worker had room is not asked."""
+        if self._knows_spares:
+            found, _ = call_next(self._view, queue, event.model, config, event.at_us, blind=True)
+        else:
+            found = queue.next(event.model, event.at_us, config)
+        return found.request if found is not None else "no request"
+
+    @property
+    def _knows_spares(self) -> bool:
+        """Whether the writer's decisions take account of spares: version 1 does not."""
+        return version_of(self._view, "admission") > 1
 
     def _compare(self, position: int, event: Any, expected: Any, actual: Any) -> None:
         self._verdict.waits += 1

@@ -29,11 +29,13 @@ from relume.policies.admission.admission_settings import WaitingConfig, config_o
 from relume.policies.admission.fair_queue import Entry
 from relume.policies.degradation import effects
 from relume.policies.routing import routing_settings
+from relume.policies.routing.eligibility import newcomer_takes_spares
 from relume.policies.routing.saturation import (
     FREE,
     NO_WORKER,
     SATURATED,
     UNKNOWN,
+    call_next,
     held_back,
     open_workers,
     saturation,
@@ -103,7 +105,7 @@ class ReplicaAdmission:
             return False
         decisions.basis()  # all that was received counts
         now_us = decisions.now_us()
-        cause = self._cause(model, now_us)
+        cause = self._cause(arrival, now_us)
         if cause == FREE or (cause == NO_WORKER and not nobody):
             return False  # a request without a worker has that on record first
         patience_us = int(patience_s * 1e6)
@@ -196,11 +198,14 @@ class ReplicaAdmission:
         entry = self._entry(arrival, size, now_us, 0)
         return self._shed(entry, admission_queue.DEGRADED, now_us, _UNQUEUED)
 
-    def _cause(self, model: str, now_us: int) -> str:
-        view = self._decisions.view
+    def _cause(self, arrival: Arrival, now_us: int) -> str:
+        view, model = self._decisions.view, arrival.model
+        spares = newcomer_takes_spares(view, arrival.tier)
         if self.queue.waiting(model):
+            if spares:
+                self.wake()  # a spare may take it before those that it is behind
             return held_back(FREE if open_workers(view, model) else NO_WORKER, True)
-        cause, again_us = saturation(view, model, self.config, now_us)
+        cause, again_us = saturation(view, model, self.config, now_us, spares)
         self._look_again(again_us)
         return FREE if cause == SATURATED and self._blind else cause
 
@@ -235,17 +240,19 @@ class ReplicaAdmission:
 
     def _call_next(self, model: str) -> bool:
         """Whether a request went."""
-        decisions = self._decisions
-        now_us = decisions.now_us()
-        cause, again_us = saturation(decisions.view, model, self.config, now_us, glance=False)
-        if cause == NO_WORKER:
+        now_us = self._decisions.now_us()
+        if self._next(model, now_us) is None:
             return False
-        if cause == SATURATED and not self._blind:
-            self._look_again(again_us)
-            return False
-        decisions.basis()  # as the decision will have it
-        entry = self.queue.next(model, now_us, self.config)
+        self._decisions.basis()  # as the decision will have it
+        entry = self._next(model, now_us)
         return entry is not None and self._call(entry, now_us)
+
+    def _next(self, model: str, now_us: int) -> Entry | None:
+        """The request that a worker has room for."""
+        view = self._decisions.view
+        entry, again_us = call_next(view, self.queue, model, self.config, now_us, self._blind)
+        self._look_again(again_us)
+        return entry
 
     def _look_again(self, at_us: int) -> None:
         if at_us != UNKNOWN and not 0 <= self._again_us <= at_us:

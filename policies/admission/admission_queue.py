@@ -247,12 +247,15 @@ class AdmissionQueue:
 
     # --- leaving
 
-    def next(self, model: str, now_us: int, config: WaitingConfig) -> Entry | None:
-        """The next request; None: no request waits for that model."""
+    def next(
+        self, model: str, now_us: int, config: WaitingConfig, least_rank: int = 0
+    ) -> Entry | None:
+        """The next request, of those whose tier has `least_rank` or comes after it; None: no such
+        request waits for that model."""
         line = self._lines.get(model)
-        if line is None or not line.requests:
+        if line is None or not self.waiting(model, least_rank):
             return None
-        top, aged = _ranks(line, now_us, config)
+        top, aged = _ranks(line, now_us, config, least_rank)
         if aged >= 0:
             entry = line.tiers[aged].next()
             if line.credit >= AGED_PART * entry.tokens:
@@ -269,7 +272,7 @@ class AdmissionQueue:
             line.credit = 0
         elif entry.rank == top:
             line.credit = min(line.credit + entry.tokens, AGED_PART * MOST_COST)
-        else:
+        elif entry.rank == aged:
             line.credit = max(line.credit - AGED_PART * entry.tokens, 0)
         self._forget(entry)
         line.tiers[entry.rank].take(entry)
@@ -332,10 +335,10 @@ class AdmissionQueue:
 
     # --- what it shows
 
-    def waiting(self, model: str) -> bool:
-        """Whether anybody waits for that model."""
+    def waiting(self, model: str, least_rank: int = 0) -> bool:
+        """Whether anybody waits for that model, of a tier that has `least_rank` or comes after it."""
         line = self._lines.get(model)
-        return line is not None and any(tier.requests for tier in line.tiers)
+        return line is not None and any(tier.requests for tier in line.tiers[least_rank:])
 
     def models(self) -> list[str]:
         """Models with waiting requests."""
@@ -379,12 +382,12 @@ def _newest(entries: object) -> Entry:
     return entries[next(reversed(entries))]  # type: ignore[index, call-overload, no-any-return]
 
 
-def _ranks(line: _Line, now_us: int, config: WaitingConfig) -> tuple[int, int]:
+def _ranks(line: _Line, now_us: int, config: WaitingConfig, least_rank: int = 0) -> tuple[int, int]:
     """The highest tier with a waiting request, and the lower tier of the request that waits
-    longest, if that is long enough (-1: none)."""
+    longest, if that is long enough (-1: none); tiers before `least_rank` do not count."""
     top, aged, oldest_us = -1, -1, now_us - config.age_ms * 1000
     for rank, tier in enumerate(line.tiers):
-        if not tier.requests:
+        if rank < least_rank or not tier.requests:
             continue
         if top < 0:
             top = rank

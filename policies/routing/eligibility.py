@@ -133,6 +133,11 @@ def takes_spares(view: View, query: RouteQuery) -> bool:
     return query.lost > 0 or query.tier == BATCH
 
 
+def newcomer_takes_spares(view: View, tier: str) -> bool:
+    """The same of a request that no worker had yet."""
+    return view.fleet.spares is not UNSET and tier == BATCH
+
+
 def excluded_at(view: View, worker: Worker, model: str = "") -> Exclusion:
     """The same as the view has it; by default of requests for the model that it serves."""
     suspected = view.suspect(worker.name) == worker.incarnation

@@ -7,14 +7,25 @@ wanted, one on how long the prompts it has will take. Both must be kept by one w
 replica sent and the fold does not have yet counts, so a burst limits itself; and where there are n
 replicas, n times: the others may have sent as much meanwhile, so that together they stay within the
 bound.
+
+Requests of tier batch may go to spares, so they are asked about with these. While the other workers
+are saturated, a spare that is not takes the next waiting request of that tier, before higher ones:
+to those it gives nothing.
 """
 
 from __future__ import annotations
 
 from relume.events.vocabulary.enums import QueueCause
+from relume.policies.admission.admission_queue import AdmissionQueue, rank_of
 from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.admission.fair_queue import Entry
 from relume.policies.routing import estimate_index
-from relume.policies.routing.eligibility import excluded_at, queue_limit
+from relume.policies.routing.eligibility import (
+    BATCH,
+    excluded_at,
+    newcomer_takes_spares,
+    queue_limit,
+)
 from relume.policies.routing.estimate_index import EstimateIndex
 from relume.policies.state.overlay.view import View
 
@@ -23,16 +34,23 @@ SATURATED, NO_WORKER, BEHIND = QueueCause.SATURATED, QueueCause.NO_WORKER, Queue
 GLANCES = 4
 """Number of workers that are checked quickly before all of them are considered."""
 UNKNOWN = -1
+BATCH_RANK = rank_of(BATCH)
 
 
 def saturation(
-    view: View, model: str, config: WaitingConfig, now_us: int, glance: bool = True
+    view: View,
+    model: str,
+    config: WaitingConfig,
+    now_us: int,
+    spares: bool = False,
+    glance: bool = True,
 ) -> tuple[str, int]:
     """FREE, SATURATED or NO_WORKER for arrivals at `now_us` of the replica's clock; and when that
-    may end without a new report (UNKNOWN: with the next report). `glance`: it is probably free."""
+    may end without a new report (UNKNOWN: with the next report). `spares`: for requests that a spare
+    takes. `glance`: it is probably free."""
     if glance and not config.ahead_ms and _glance(view, model, config):
         return FREE, UNKNOWN
-    of = _board(view, model)
+    of = _board(view, model, spares)
     if not of.open:
         return NO_WORKER, UNKNOWN
     limit = queue_limit(view, config)
@@ -44,18 +62,41 @@ def saturation(
     return FREE, UNKNOWN
 
 
+def call_next(
+    view: View,
+    queue: AdmissionQueue,
+    model: str,
+    config: WaitingConfig,
+    now_us: int,
+    blind: bool = False,
+) -> tuple[Entry | None, int]:
+    """The waiting request that a worker has room for at `now_us` (None: there is none), and when that
+    may change as `saturation` says it. `blind`: a saturated worker has room too."""
+    cause, again_us = saturation(view, model, config, now_us, glance=False)
+    if cause == NO_WORKER:
+        return None, UNKNOWN
+    if cause == SATURATED:
+        if newcomer_takes_spares(view, BATCH) and queue.waiting(model, BATCH_RANK):
+            spare, again_us = saturation(view, model, config, now_us, spares=True, glance=False)
+            if spare == FREE:
+                return queue.next(model, now_us, config, BATCH_RANK), UNKNOWN
+        if not blind:
+            return None, again_us
+    return queue.next(model, now_us, config), UNKNOWN
+
+
 def held_back(cause: str, waiting: bool) -> str:
     """Why an arrival is: by what `saturation` says, and because others of its model wait."""
     return BEHIND if waiting and cause != NO_WORKER else cause
 
 
 def open_workers(view: View, model: str) -> int:
-    """How many workers are open to requests for `model`, busy or not."""
+    """How many workers are open to requests for `model`, busy or not. Spares are, or another is."""
     return _board(view, model).open
 
 
-def _board(view: View, model: str) -> EstimateIndex:
-    return estimate_index.of(view, model, estimate_index.by_queue)
+def _board(view: View, model: str, spares: bool = False) -> EstimateIndex:
+    return estimate_index.of(view, model, estimate_index.by_queue, spares)
 
 
 def _glance(view: View, model: str, config: WaitingConfig) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relume.policies.admission.admission_queue import AGED_PART, ENOUGH, AdmissionQueue
+from relume.policies.admission.admission_queue import AGED_PART, ENOUGH, AdmissionQueue, rank_of
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.admission.fair_queue import QUANTUM
 from tests.policies.test_waiting import WIDE, entry, taken
@@ -32,6 +32,28 @@ def test_the_tier_of_the_request_that_waits_longest_is_served_first() -> None:
         room.enter(entry(f"i{number}", "interactive", at_us=now_us), now_us, AGES)
     order = [name for name in taken(room, 3 * AGED_PART, AGES, now_us) if name[0] != "i"]
     assert order == ["older", "younger"]
+
+
+def test_what_goes_out_of_turn_costs_the_aged_of_another_tier_nothing() -> None:
+    """As a spare takes it, which serves only the lowest tier."""
+    orders = []
+    for goes in (False, True):
+        room, order = AdmissionQueue(), list[str]()
+        room.enter(entry("older", "standard"), 0, AGES)
+        room.enter(entry("b", "batch", at_us=500_000, tokens=5), 500_000, AGES)
+        now_us = 9_000_000
+        for number in range(2 * AGED_PART):
+            room.enter(entry(f"i{number}", "interactive", at_us=now_us), now_us, AGES)
+        order += taken(room, AGED_PART // 2, AGES, now_us)
+        if goes:
+            chosen = room.next("m", now_us, AGES, rank_of("batch"))
+            assert chosen is not None and chosen.request == "b"
+            room.take("b", now_us, -1, AGES)
+            assert room.next("m", now_us, AGES, rank_of("batch")) is None
+        order += taken(room, len(room.entries), AGES, now_us)
+        orders.append([name for name in order if name != "b"])
+    without, with_one = orders
+    assert without == with_one and "older" in without[:-1]
 
 
 def test_a_time_without_requests_does_not_make_the_queue_look_slow() -> None:

@@ -45,6 +45,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "8748d0ac15fe1e05256fa87fb80db701491e6384979555ce56201bb00604eb10",
         (v.RequestHeld, v.RequestShed, v.ConfigChanged),
     ),
+    "batch-spares": (
+        "a410c82146227a22d610395b4133a72a6e133a5f4689d53ea210ea95daea8be2",
+        (v.RequestHeld, v.SparesDecided),
+    ),
     "breaker": (
         "d278ad021ca5eab2449c2f390121dc1a7ed5a50f5d84b0851e0b9c0e50ee116c",
         (v.HealthDecided, v.TransportObserved),

@@ -183,6 +183,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "share of the aged": ("admission.admission_queue", "AGED_PART", 7, "admission-steady"),
     "waits foretold": ("admission.admission_queue", "WINDOW", 32, "admission-steady"),
     "turns of tenants": ("admission.fair_queue", "QUANTUM", 512, "admission-deadlines"),
+    "what a spare takes": ("routing.saturation", "BATCH_RANK", 0, "batch-spares"),
     "recovery mode": ("recovery.resume_mode", "MODES", starting_anew, "recoveries"),
     "release of blocks": ("state.coverage", "RELEASED_AT_ONCE", 1, "recoveries"),
     "later release": ("state.coverage", "RELEASE_TICKS", 4, "restores"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from relume.chaos.outcome import Outcome
@@ -11,15 +13,18 @@ from relume.chaos.sim.sim_fleet import run
 from relume.chaos.validators.records import events_of
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import MigrationCause, Tier
+from relume.events.vocabulary.enums import MigrationCause, RouteCause, Tier
 
 
-def passed(scenario: str, seed: int = 1) -> Outcome:
-    outcome = run(scenario_reader.load(scenario_reader.find(scenario)), seed)
+def passed(scenario: str | Path, seed: int = 1) -> Outcome:
+    outcome = run(scenario_reader.load(scenario_reader.find(str(scenario))), seed)
     verdict = judge(outcome)
     assert (verdict.result, verdict.why) == ("passed", ())
     assert not verify(outcome.groups).divergences
     return outcome
+
+
+BATCH_BESIDE_A_SPARE = Path(__file__).parent / "batch-beside-a-spare.yaml"
 
 
 def decided(outcome: Outcome) -> list[v.SparesDecided]:
@@ -49,3 +54,22 @@ def test_a_promoted_spare_that_dies_leaves_no_stream_behind() -> None:
     died = [at.event.worker for at in events_of(outcome.groups) if type(at.event) is v.EngineDied]
     assert len({*died}) == 2 and {*first.spares} <= {*died}
     assert len(last.spares) == 1 and last.failed == 0
+
+
+def test_a_spare_takes_waiting_batch_requests_before_those_that_it_does_not_take() -> None:
+    """The other workers are full. What they have room for goes to the higher tier all the same."""
+    outcome = passed(BATCH_BESIDE_A_SPARE)
+    (first,) = decided(outcome)
+    (spare,) = first.spares
+    waiting: dict[str, v.RequestHeld] = {}
+    beside_higher: dict[str, list[int]] = {}
+    for at in events_of(outcome.groups):
+        match at.event:
+            case v.RequestHeld() as held:
+                waiting[held.request] = held
+            case v.RouteDecided(cause=RouteCause.WAIT_OVER) as sent:
+                held = waiting.pop(sent.request)
+                if held.tier == Tier.BATCH and any(h.tier != held.tier for h in waiting.values()):
+                    beside_higher.setdefault(sent.worker, []).append(sent.at_us - held.at_us)
+    assert beside_higher.keys() == {spare}
+    assert min(beside_higher[spare]) == 0, "an idle spare takes what comes, without a report"

@@ -8,17 +8,28 @@ import pytest
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Exclusion, Tier
+from relume.policies.admission.admission_queue import AdmissionQueue, rank_of
 from relume.policies.admission.admission_settings import WaitingConfig
+from relume.policies.admission.fair_queue import Entry
 from relume.policies.routing.choose_worker import decide
 from relume.policies.routing.eligibility import excluded_at
 from relume.policies.routing.route_query import RouteQuery
-from relume.policies.routing.saturation import FREE, NO_WORKER, SATURATED, open_workers, saturation
+from relume.policies.routing.saturation import (
+    FREE,
+    NO_WORKER,
+    SATURATED,
+    UNKNOWN,
+    call_next,
+    open_workers,
+    saturation,
+)
 from relume.policies.spares.spare_settings import SparesConfig
 from relume.policies.state.overlay.view import View
 from tests.policies.spares.spared_fleet import SparedFleet
-from tests.policies.story import MODEL, arrived, decided
+from tests.policies.story import MODEL, arrived, decided, ended
 
 ONE = SparesConfig(share_percent=1, dwell_ticks=3)
+SMALL = WaitingConfig(queued=1)
 
 
 @pytest.mark.parametrize("policy", ["least_load", "round_robin", "predicted_ttft", "jsq"])
@@ -70,12 +81,18 @@ def test_the_only_open_worker_gets_requests_although_it_is_a_spare(
     assert fleet.choice(policy).worker == "w1"
 
 
-def test_the_admission_queue_uses_a_spare_only_if_no_other_worker_is_open() -> None:
-    fleet, config = SparedFleet(config=ONE), WaitingConfig(queued=1)
+def full_but_for_the_spare() -> SparedFleet:
+    """Each of w1, w2 and w3 has as many requests as it may have; w0 is the spare."""
+    fleet = SparedFleet(config=ONE)
     fleet.healthy_ticks(6)
     for number in range(1, 4):
         fleet.tell("r.r0", arrived(f"q{number}"), decided(f"q{number}", worker=f"w{number}"))
     fleet.view.landed()
+    return fleet
+
+
+def test_the_admission_queue_uses_a_spare_only_if_no_other_worker_is_open() -> None:
+    fleet, config = full_but_for_the_spare(), SMALL
     assert saturation(fleet.view, MODEL, config, 0)[0] == SATURATED
     for number in range(1, 4):
         fleet.tell("r.r0", v.WorkerSuspected(f"w{number}", 1, "reset"))
@@ -85,6 +102,53 @@ def test_the_admission_queue_uses_a_spare_only_if_no_other_worker_is_open() -> N
     fleet.tell("r.r0", v.WorkerSuspected("w0", 1, "reset"))
     fleet.view.landed()
     assert saturation(fleet.view, MODEL, config, 0)[0] == NO_WORKER
+
+
+def test_the_admission_queue_lets_batch_requests_use_a_spare_before_it_is_full() -> None:
+    fleet = full_but_for_the_spare()
+    assert saturation(fleet.view, MODEL, SMALL, 0) == (SATURATED, UNKNOWN)
+    assert saturation(fleet.view, MODEL, SMALL, 0, spares=True) == (FREE, UNKNOWN)
+    fleet.tell("r.r0", arrived("q0"), decided("q0", worker="w0"))
+    fleet.view.landed()
+    assert saturation(fleet.view, MODEL, SMALL, 0, spares=True) == (SATURATED, UNKNOWN)
+
+
+def waiting(*tiers: Tier) -> AdmissionQueue:
+    """A queue with one request of each of these tiers, named by it, in the order of their arrival."""
+    queue = AdmissionQueue()
+    for tier in tiers:
+        entry = Entry(
+            request=str(tier), model=MODEL, rank=rank_of(tier), tenant="", tokens=1, size=1,
+            entered_us=0, until_us=30_000_000,
+        )  # fmt: skip
+        queue.put(entry, 0)
+    return queue
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_a_spare_gets_the_next_batch_request_and_no_higher_one(blind: bool) -> None:
+    fleet, queue = full_but_for_the_spare(), waiting(Tier.INTERACTIVE, Tier.STANDARD, Tier.BATCH)
+    called, _ = call_next(fleet.view, queue, MODEL, SMALL, 0, blind)
+    assert called is not None and called.request == Tier.BATCH
+    queue.take(Tier.BATCH, 0, -1, SMALL)
+    called, _ = call_next(fleet.view, queue, MODEL, SMALL, 0, blind)
+    assert (called.request if called is not None else "") == (Tier.INTERACTIVE if blind else "")
+
+
+def test_a_worker_with_room_gets_the_highest_tier_although_a_spare_is_idle() -> None:
+    fleet, queue = full_but_for_the_spare(), waiting(Tier.BATCH, Tier.INTERACTIVE)
+    fleet.tell("r.r0", ended("q1"))
+    fleet.view.landed()
+    called, _ = call_next(fleet.view, queue, MODEL, SMALL, 0)
+    assert called is not None and called.request == Tier.INTERACTIVE
+
+
+def test_nobody_is_called_without_a_worker() -> None:
+    fleet, queue = full_but_for_the_spare(), waiting(Tier.BATCH)
+    for number in range(4):
+        fleet.tell("r.r0", v.WorkerSuspected(f"w{number}", 1, "reset"))
+    fleet.view.landed()
+    assert call_next(fleet.view, queue, MODEL, SMALL, 0, blind=True) == (None, UNKNOWN)
 
 
 @pytest.mark.parametrize("policy", ["least_load", "predicted_ttft", "jsq", "session_affinity"])
