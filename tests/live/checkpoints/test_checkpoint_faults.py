@@ -89,7 +89,7 @@ async def _second_holder_serves(scene: Scene, address: str) -> None:
 
     happened = await watched(until_restored(), hit(scene, "twofold", "w0", strike))
     done = of(happened, v.RestoreDone)
-    assert done and {e.holder for e in done} == {address}
+    assert done and {e.holder for e in done} == {address}, restores_in(happened)
     assert min(e.tokens for e in done) >= 320
     unfit = [o for p in of(happened, v.RecoveryPlanned) for c in p.choices for o in c.options]
     assert {o.excluded for o in unfit if o.worker == "w2" and o.kind == "restore"} == {
@@ -109,6 +109,12 @@ async def watched(
     if not any(option.kind == "restore" for option in chosen):
         inconclusive(f"no plan chose a restore: {chosen}")
     return happened
+
+
+def restores_in(happened: list[Any]) -> str:
+    """The plans, dispatches and restores among these events, for whoever reads a failure."""
+    kinds = (v.RecoveryPlanned, v.RouteDecided, v.RestoreStarted, v.RestoreDone, v.RestoreFailed)
+    return "\n".join(str(e) for e in happened if type(e) in (*kinds, v.StateDaemonLost))
 
 
 async def _nobody_can_use_its_blocks(scene: Scene) -> None:
@@ -136,7 +142,7 @@ async def _holders_killed_in_the_restore(scene: Scene, proxies: Sequence[TcpProx
 
     happened = await watched(until_held(), hit(scene, "during", "w1", strike))
     failed = of(happened, v.RestoreFailed)
-    assert failed and not of(happened, v.RestoreDone), happened
+    assert failed and not of(happened, v.RestoreDone), restores_in(happened)
     assert {e.reason for e in failed} <= {"unreachable", "unknown"}
 
 
