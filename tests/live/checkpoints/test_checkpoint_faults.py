@@ -108,6 +108,8 @@ async def watched(
     chosen = [c.options[c.chosen] for p in of(happened, v.RecoveryPlanned) for c in p.choices]
     if not any(option.kind == "restore" for option in chosen):
         inconclusive(f"no plan chose a restore: {chosen}")
+    if not of(happened, v.RestoreStarted):
+        inconclusive(f"no holder said in time what it has: {restores_in(happened)}")
     return happened
 
 
