@@ -124,7 +124,7 @@ class AdmissionReplay:
             queue.take(event.request, event.at_us, event.ttft_us, config)
 
     def _next(self, queue: AdmissionQueue, event: v.RouteDecided, config: WaitingConfig) -> str:
-        """Who was to be called when this one was. Whether a worker had room is not asked."""
+        """Who was to be called when this one was. Whether a worker had room is not checked."""
         if self._knows_spares:
             found, _ = call_next(self._view, queue, event.model, config, event.at_us, blind=True)
         else:

@@ -8,7 +8,7 @@ replica sent and the fold does not have yet counts, so a burst limits itself; an
 replicas, n times: the others may have sent as much meanwhile, so that together they stay within the
 bound.
 
-Requests of tier batch may go to spares, so they are asked about with these. While the other workers
+Requests of tier batch may go to spares, so for them the spares count too. While the other workers
 are saturated, a spare that is not takes the next waiting request of that tier, before higher ones:
 to those it gives nothing.
 """
