@@ -25,7 +25,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "route.planned": 2,
     "first_token": 2,
     "mode": 2,
-    "admission": 2,
+    "admission": 3,
     "placement": 1,
     "recovery": 1,
     "migration": 1,
@@ -50,7 +50,7 @@ RETAKEN: dict[str, tuple[int, ...]] = {
     "route.planned": (1,),
     "first_token": (1,),
     "mode": (1,),
-    "admission": (1,),
+    "admission": (1, 2),
     "stall": (1, 2),
     "overdue": (1, 2, 3, 4),
     "health": (1, 2, 3, 4, 5, 6, 7),
@@ -60,8 +60,8 @@ RETAKEN: dict[str, tuple[int, ...]] = {
 the fold has, in fleets of more than 16 workers; 1 of `route.planned` lets a stream return to a
 draining worker that fails requests; 1 of `first_token` is another estimate than the one
 the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `mode` knows no streams
-with tokens of a corrupt worker; 1 of `admission` knows no spares; `stall` has its own in
-`relume.policies.liveness.stall.HUNG`,
+with tokens of a corrupt worker; 1 of `admission` knows no spares, and 2 lets an arrival use one only
+if no request waits; `stall` has its own in `relume.policies.liveness.stall.HUNG`,
 `overdue` in `relume.policies.liveness.overdue.RULES`: 1 to 4 wait for an engine that answers no probe;
 1 and 2 of `health` differ in how slow workers are found (a worker that is probed keeps its overhead,
 and a probe that ended early stays open), 1 to 3 have no canaries, 1 to 4 no cross-checks and no

@@ -15,15 +15,14 @@ from typing import Any
 
 from relume.controlplane.replay.divergence import Verdict
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import RouteCause
+from relume.events.vocabulary.enums import RouteCause, Tier
 from relume.policies.admission import admission_queue
 from relume.policies.admission.admission_queue import AdmissionQueue, QueueDecision, rank_of
 from relume.policies.admission.admission_settings import WaitingConfig, config_of
 from relume.policies.admission.fair_queue import Entry
 from relume.policies.decision_versions import missing, version_of
 from relume.policies.degradation import effects
-from relume.policies.routing.eligibility import newcomer_takes_spares
-from relume.policies.routing.saturation import call_next, held_back, saturation
+from relume.policies.routing.saturation import call_next, on_arrival
 from relume.policies.state.overlay.view import View
 
 ON_ARRIVAL = (
@@ -68,9 +67,8 @@ class AdmissionReplay:
             queue.put(entry_of(event), event.at_us)
             return
         view, config = self._view, config_of(self._view)
-        spares = self._knows_spares and newcomer_takes_spares(view, event.tier)
-        cause, _ = saturation(view, event.model, config, event.at_us, spares)
-        cause = held_back(cause, queue.waiting(event.model))
+        tier = event.tier if self._lets_use_spares(queue, event.model) else Tier.NONE
+        cause, _ = on_arrival(view, queue, event.model, tier, config, event.at_us)
         judged = queue.enter(entry_of(event), event.at_us, config)
         self._evicted = dict.fromkeys(judged.evicted, event.request)
         written = event.cause, event.ahead_requests, event.ahead_tokens, event.predicted_us
@@ -125,16 +123,17 @@ class AdmissionReplay:
 
     def _next(self, queue: AdmissionQueue, event: v.RouteDecided, config: WaitingConfig) -> str:
         """Who was to be called when this one was. Whether a worker had room is not checked."""
-        if self._knows_spares:
-            found, _ = call_next(self._view, queue, event.model, config, event.at_us, blind=True)
+        if version_of(self._view, "admission") > 1:
+            found, _ = call_next(self._view, queue, event.model, config, event.at_us, overload=True)
         else:
             found = queue.next(event.model, event.at_us, config)
         return found.request if found is not None else "no request"
 
-    @property
-    def _knows_spares(self) -> bool:
-        """Whether the writer's decisions take account of spares: version 1 does not."""
-        return version_of(self._view, "admission") > 1
+    def _lets_use_spares(self, queue: AdmissionQueue, model: str) -> bool:
+        """Whether the writer lets an arrival of tier batch go to a spare: version 1 does not, and
+        version 2 does not while others wait."""
+        version = version_of(self._view, "admission")
+        return version > 2 or (version == 2 and not queue.waiting(model))
 
     def _compare(self, position: int, event: Any, expected: Any, actual: Any) -> None:
         self._verdict.waits += 1

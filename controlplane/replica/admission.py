@@ -29,16 +29,14 @@ from relume.policies.admission.admission_settings import WaitingConfig, config_o
 from relume.policies.admission.fair_queue import Entry
 from relume.policies.degradation import effects
 from relume.policies.routing import routing_settings
-from relume.policies.routing.eligibility import newcomer_takes_spares
 from relume.policies.routing.saturation import (
     FREE,
     NO_WORKER,
     SATURATED,
     UNKNOWN,
     call_next,
-    held_back,
+    on_arrival,
     open_workers,
-    saturation,
 )
 
 AT_ONCE = 32
@@ -199,13 +197,9 @@ class ReplicaAdmission:
         return self._shed(entry, admission_queue.DEGRADED, now_us, _UNQUEUED)
 
     def _cause(self, arrival: Arrival, now_us: int) -> str:
-        view, model = self._decisions.view, arrival.model
-        spares = newcomer_takes_spares(view, arrival.tier)
-        if self.queue.waiting(model):
-            if spares:
-                self.wake()  # a spare may take it before those that it is behind
-            return held_back(FREE if open_workers(view, model) else NO_WORKER, True)
-        cause, again_us = saturation(view, model, self.config, now_us, spares)
+        cause, again_us = on_arrival(
+            self._decisions.view, self.queue, arrival.model, arrival.tier, self.config, now_us
+        )
         self._look_again(again_us)
         return FREE if cause == SATURATED and self._blind else cause
 

@@ -78,7 +78,7 @@ def least_load(view: View, query: RouteQuery) -> Choice:
     second: list[tuple[int, int, int]] = []
     count = max(len(view.fleet.workers), 1)
     turn = view.turn % count
-    spares = takes_spares(view, query)
+    spares = takes_spares(view, query.tier, query.lost)
     for index, worker in enumerate(view.fleet.workers.values()):
         name, incarnation = worker.name, worker.incarnation
         prefill, requests = view.load(worker)
@@ -174,7 +174,7 @@ def _may_return_v1(view: View, source: Candidate, query: RouteQuery) -> bool:
 def selected(view: View, query: RouteQuery, policy: str) -> Choice:
     """What a policy of `relume.policies.routing.selection` chooses."""
     model = query.model
-    spares = takes_spares(view, query)
+    spares = takes_spares(view, query.tier, query.lost)
     index = selection.index_of(view, model, policy, spares)
     config, count = index.config, len(index.workers)
     slo_us = config.slo_us(query.tier)
@@ -292,7 +292,9 @@ def _least_load(view: View, query: RouteQuery) -> Choice:
     """Of a large fleet. Only what follows from this one request, and a fleet in which all workers
     that are left fail requests, takes a look at all of them."""
     if not query.avoid and not query.delivered:
-        ranking = ranked(view, query.model, REQUEST_TOKENS, spares=takes_spares(view, query))
+        ranking = ranked(
+            view, query.model, REQUEST_TOKENS, spares=takes_spares(view, query.tier, query.lost)
+        )
         if ranking.open or FAILING not in ranking.reasons:
             return _ranked(view, ranking)
     return _shortened(view, query, "least_load", RECORDED["least_load"](view, query))

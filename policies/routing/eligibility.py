@@ -126,16 +126,9 @@ def check_of(model: str, spares: bool = False) -> Check:
     return check
 
 
-def takes_spares(view: View, query: RouteQuery) -> bool:
-    """Whether the request may go to a spare: it is of tier batch, or a worker failed it."""
-    if view.fleet.spares is UNSET:
-        return False
-    return query.lost > 0 or query.tier == BATCH
-
-
-def newcomer_takes_spares(view: View, tier: str) -> bool:
-    """The same of a request that no worker had yet."""
-    return view.fleet.spares is not UNSET and tier == BATCH
+def takes_spares(view: View, tier: str, lost: int = 0) -> bool:
+    """Whether a request may go to a spare: it is of tier batch, or it was `lost` on a worker."""
+    return view.fleet.spares is not UNSET and (lost > 0 or tier == BATCH)
 
 
 def excluded_at(view: View, worker: Worker, model: str = "") -> Exclusion:

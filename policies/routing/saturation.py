@@ -9,8 +9,8 @@ replicas, n times: the others may have sent as much meanwhile, so that together 
 bound.
 
 Requests of tier batch may go to spares, so for them the spares count too. While the other workers
-are saturated, a spare that is not takes the next waiting request of that tier, before higher ones:
-to those it gives nothing.
+are saturated, a spare that is not takes the next request of that tier, before higher ones that
+wait: to those it gives nothing. If none of that tier waits, an arrival is the next one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from relume.policies.routing import estimate_index
 from relume.policies.routing.eligibility import (
     BATCH,
     excluded_at,
-    newcomer_takes_spares,
     queue_limit,
+    takes_spares,
 )
 from relume.policies.routing.estimate_index import EstimateIndex
 from relume.policies.state.overlay.view import View
@@ -62,32 +62,44 @@ def saturation(
     return FREE, UNKNOWN
 
 
+def on_arrival(
+    view: View, queue: AdmissionQueue, model: str, tier: str, config: WaitingConfig, now_us: int
+) -> tuple[str, int]:
+    """Why a request of `tier` that arrives waits (FREE: it does not), and when that may change as
+    `saturation` says it."""
+    spares = takes_spares(view, tier)
+    if not queue.waiting(model):
+        return saturation(view, model, config, now_us, spares)
+    if spares and not queue.waiting(model, BATCH_RANK):
+        others, _ = saturation(view, model, config, now_us, glance=False)
+        if others == SATURATED:
+            spare, _ = saturation(view, model, config, now_us, spares=True, glance=False)
+            if spare == FREE:
+                return FREE, UNKNOWN
+    return BEHIND if open_workers(view, model) else NO_WORKER, UNKNOWN
+
+
 def call_next(
     view: View,
     queue: AdmissionQueue,
     model: str,
     config: WaitingConfig,
     now_us: int,
-    blind: bool = False,
+    overload: bool = False,
 ) -> tuple[Entry | None, int]:
     """The waiting request that a worker has room for at `now_us` (None: there is none), and when that
-    may change as `saturation` says it. `blind`: a saturated worker has room too."""
+    may change as `saturation` says it. `overload`: a saturated worker has room too."""
     cause, again_us = saturation(view, model, config, now_us, glance=False)
     if cause == NO_WORKER:
         return None, UNKNOWN
     if cause == SATURATED:
-        if newcomer_takes_spares(view, BATCH) and queue.waiting(model, BATCH_RANK):
+        if takes_spares(view, BATCH) and queue.waiting(model, BATCH_RANK):
             spare, again_us = saturation(view, model, config, now_us, spares=True, glance=False)
             if spare == FREE:
                 return queue.next(model, now_us, config, BATCH_RANK), UNKNOWN
-        if not blind:
+        if not overload:
             return None, again_us
     return queue.next(model, now_us, config), UNKNOWN
-
-
-def held_back(cause: str, waiting: bool) -> str:
-    """Why an arrival is: by what `saturation` says, and because others of its model wait."""
-    return BEHIND if waiting and cause != NO_WORKER else cause
 
 
 def open_workers(view: View, model: str) -> int:

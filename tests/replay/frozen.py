@@ -45,6 +45,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "8748d0ac15fe1e05256fa87fb80db701491e6384979555ce56201bb00604eb10",
         (v.RequestHeld, v.RequestShed, v.ConfigChanged),
     ),
+    "batch-passes": (
+        "c00962d2653709e2594cc9ac3166f0bf93b6120596309458c043721541481e57",
+        (v.RequestHeld, v.SparesDecided),
+    ),
     "batch-spares": (
         "a410c82146227a22d610395b4133a72a6e133a5f4689d53ea210ea95daea8be2",
         (v.RequestHeld, v.SparesDecided),

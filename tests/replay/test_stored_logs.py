@@ -152,6 +152,10 @@ def by_total(old: Callable[..., tuple[str, ...]]) -> Callable[..., tuple[str, ..
     return withheld_of
 
 
+def lenient(old: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda *_: True
+
+
 def tolerant(old: Callable[..., bool]) -> Callable[..., bool]:
     return lambda *_: False
 
@@ -183,6 +187,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "share of the aged": ("admission.admission_queue", "AGED_PART", 7, "admission-steady"),
     "waits foretold": ("admission.admission_queue", "WINDOW", 32, "admission-steady"),
     "turns of tenants": ("admission.fair_queue", "QUANTUM", 512, "admission-deadlines"),
+    "who may use a spare": ("routing.saturation", "takes_spares", lenient, "batch-passes"),
     "what a spare takes": ("routing.saturation", "BATCH_RANK", 0, "batch-spares"),
     "recovery mode": ("recovery.resume_mode", "MODES", starting_anew, "recoveries"),
     "release of blocks": ("state.coverage", "RELEASED_AT_ONCE", 1, "recoveries"),

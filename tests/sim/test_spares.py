@@ -56,20 +56,19 @@ def test_a_promoted_spare_that_dies_leaves_no_stream_behind() -> None:
     assert len(last.spares) == 1 and last.failed == 0
 
 
-def test_a_spare_takes_waiting_batch_requests_before_those_that_it_does_not_take() -> None:
+def test_a_spare_takes_batch_requests_before_those_that_it_does_not_take() -> None:
     """The other workers are full. What they have room for goes to the higher tier all the same."""
     outcome = passed(BATCH_BESIDE_A_SPARE)
     (first,) = decided(outcome)
     (spare,) = first.spares
-    waiting: dict[str, v.RequestHeld] = {}
-    beside_higher: dict[str, list[int]] = {}
+    higher: set[str] = set()
+    before_higher: set[tuple[str, RouteCause]] = set()
     for at in events_of(outcome.groups):
         match at.event:
-            case v.RequestHeld() as held:
-                waiting[held.request] = held
-            case v.RouteDecided(cause=RouteCause.WAIT_OVER) as sent:
-                held = waiting.pop(sent.request)
-                if held.tier == Tier.BATCH and any(h.tier != held.tier for h in waiting.values()):
-                    beside_higher.setdefault(sent.worker, []).append(sent.at_us - held.at_us)
-    assert beside_higher.keys() == {spare}
-    assert min(beside_higher[spare]) == 0, "an idle spare takes what comes, without a report"
+            case v.RequestHeld(tier=Tier.INTERACTIVE) as held:
+                higher.add(held.request)
+            case v.RouteDecided(tier=Tier.BATCH) as sent if higher:
+                before_higher.add((sent.worker, sent.cause))
+            case v.RouteDecided() as over:
+                higher.discard(over.request)
+    assert before_higher == {(spare, RouteCause.ARRIVAL), (spare, RouteCause.WAIT_OVER)}

@@ -15,11 +15,13 @@ from relume.policies.routing.choose_worker import decide
 from relume.policies.routing.eligibility import excluded_at
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.routing.saturation import (
+    BEHIND,
     FREE,
     NO_WORKER,
     SATURATED,
     UNKNOWN,
     call_next,
+    on_arrival,
     open_workers,
     saturation,
 )
@@ -125,14 +127,14 @@ def waiting(*tiers: Tier) -> AdmissionQueue:
     return queue
 
 
-@pytest.mark.parametrize("blind", [False, True])
-def test_a_spare_gets_the_next_batch_request_and_no_higher_one(blind: bool) -> None:
+@pytest.mark.parametrize("overload", [False, True])
+def test_a_spare_gets_the_next_batch_request_and_no_higher_one(overload: bool) -> None:
     fleet, queue = full_but_for_the_spare(), waiting(Tier.INTERACTIVE, Tier.STANDARD, Tier.BATCH)
-    called, _ = call_next(fleet.view, queue, MODEL, SMALL, 0, blind)
+    called, _ = call_next(fleet.view, queue, MODEL, SMALL, 0, overload)
     assert called is not None and called.request == Tier.BATCH
     queue.take(Tier.BATCH, 0, -1, SMALL)
-    called, _ = call_next(fleet.view, queue, MODEL, SMALL, 0, blind)
-    assert (called.request if called is not None else "") == (Tier.INTERACTIVE if blind else "")
+    called, _ = call_next(fleet.view, queue, MODEL, SMALL, 0, overload)
+    assert (called.request if called is not None else "") == (Tier.INTERACTIVE if overload else "")
 
 
 def test_a_worker_with_room_gets_the_highest_tier_although_a_spare_is_idle() -> None:
@@ -143,12 +145,37 @@ def test_a_worker_with_room_gets_the_highest_tier_although_a_spare_is_idle() -> 
     assert called is not None and called.request == Tier.INTERACTIVE
 
 
+@pytest.mark.parametrize("tier", [Tier.INTERACTIVE, Tier.BATCH])
+def test_only_a_batch_request_passes_those_who_wait_and_only_to_a_spare_with_room(
+    tier: Tier,
+) -> None:
+    fleet, before = full_but_for_the_spare(), waiting(Tier.INTERACTIVE)
+    cause, _ = on_arrival(fleet.view, before, MODEL, tier, SMALL, 0)
+    assert cause == (FREE if tier == Tier.BATCH else BEHIND)
+    fleet.tell("r.r0", arrived("q0"), decided("q0", worker="w0"))
+    fleet.view.landed()
+    assert on_arrival(fleet.view, before, MODEL, tier, SMALL, 0)[0] == BEHIND
+    assert on_arrival(fleet.view, AdmissionQueue(), MODEL, tier, SMALL, 0)[0] == SATURATED
+
+
+def test_a_batch_request_that_arrives_passes_none_of_its_tier() -> None:
+    fleet, before = full_but_for_the_spare(), waiting(Tier.BATCH)
+    assert on_arrival(fleet.view, before, MODEL, Tier.BATCH, SMALL, 0)[0] == BEHIND
+
+
+def test_a_batch_request_waits_its_turn_for_the_other_workers() -> None:
+    fleet, before = full_but_for_the_spare(), waiting(Tier.INTERACTIVE)
+    fleet.tell("r.r0", ended("q1"))
+    fleet.view.landed()
+    assert on_arrival(fleet.view, before, MODEL, Tier.BATCH, SMALL, 0)[0] == BEHIND
+
+
 def test_nobody_is_called_without_a_worker() -> None:
     fleet, queue = full_but_for_the_spare(), waiting(Tier.BATCH)
     for number in range(4):
         fleet.tell("r.r0", v.WorkerSuspected(f"w{number}", 1, "reset"))
     fleet.view.landed()
-    assert call_next(fleet.view, queue, MODEL, SMALL, 0, blind=True) == (None, UNKNOWN)
+    assert call_next(fleet.view, queue, MODEL, SMALL, 0, overload=True) == (None, UNKNOWN)
 
 
 @pytest.mark.parametrize("policy", ["least_load", "predicted_ttft", "jsq", "session_affinity"])
