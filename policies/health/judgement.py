@@ -6,8 +6,9 @@ decided last. Time is ticks.
 
 - *Errors* count by request: `errors` different requests that failed within the window open the
   breaker. It holds for a time that doubles with each opening in a row, with a jitter drawn from the
-  leader's recorded seed. Then one replica probes it. Since version 6 failures before the window count
-  too, up to ten windows, while no request has succeeded there since.
+  leader's recorded seed. Then one replica probes it, and another one if that has no requests; since
+  version 9 those that wait are such. Since version 6 failures before the window count too, up to ten
+  windows, while no request has succeeded there since.
 - *A hang* is a replica's judgement (`StallJudged`), for which the engine made no step in the log
   either: it holds for all replicas, until that replica finds the engine at work or idle.
 - *Lost connections* count by replica: one replica that cannot reach a worker may itself be cut off.
@@ -98,6 +99,8 @@ class Review:
         """Whether wrong results are guarded apart from other failures, as since version 7."""
         self.by_reports = self.by_kind and version != "7"
         """Whether unreadable reports are evidence, as since version 8."""
+        self.by_waiting = self.by_reports and version != "8"
+        """Whether requests without a worker count for who probes, as since version 9."""
         self.canary = canary_settings.config_of(LeaderSettings(fleet))
         self.checks = check_settings.config_of(LeaderSettings(fleet))
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
@@ -115,7 +118,7 @@ class Review:
         if state in EXCLUDED and self._withholds(worker, health):
             state = HealthState.SUSPECT
             evidence = f"withheld, too many workers fail at once: {evidence}"
-        prober = self._prober(health) if state == HealthState.PROBING else ""
+        prober = self._prober(worker.model, health) if state == HealthState.PROBING else ""
         verdict = state, failure, prober
         if verdict != health.owed:
             health.owed = verdict
@@ -196,17 +199,18 @@ class Review:
         draw = Random(f"{seed}:{worker.name}:{worker.incarnation}:{fleet.tick}:{health.trips}")
         return max(1, most - draw.randrange(most // 2 + 1))
 
-    def _prober(self, health: WorkerHealth) -> str:
-        """The replica that probes: the same, unless it has had no request for a while and another
-        one has."""
+    def _prober(self, model: str, health: WorkerHealth) -> str:
+        """The replica that probes a worker of `model`: the same, unless it has sent none for a while
+        and another one has requests, or some that wait for a worker."""
         alive, prober, fleet = self._alive, health.prober, self.fleet
         if prober not in alive:
             return fleet.leader if fleet.leader in alive else next(iter(alive), prober)
         if health.probes or health.passes or fleet.tick - health.since < ROTATE_TICKS:
             return prober
         at = alive.index(prober)
+        waiting = _with_waiting_requests(fleet, model) - {prober} if self.by_waiting else ()
         for name in (*alive[at:], *alive[:at]):
-            if fleet.replicas[name].decisions > health.decided_by.get(name, 0):
+            if fleet.replicas[name].decisions > health.decided_by.get(name, 0) or name in waiting:
                 return name
         return prober
 
@@ -261,6 +265,18 @@ def _is_distrusted(health: WorkerHealth) -> bool:
     """Whether the worker is quarantined, or probed after that."""
     probed = health.state == HealthState.PROBING and health.failure == FailureClass.CORRUPTION
     return probed or health.state == HealthState.QUARANTINED
+
+
+def _with_waiting_requests(fleet: Fleet, model: str) -> set[str]:
+    """Replicas with requests for `model` that no worker has; not those that a gateway left."""
+    workers = fleet.workers
+    return {
+        request.owner[2:]
+        for request in fleet.requests.values()
+        if request.model == model
+        and not request.orphaned
+        and not any(w in workers and key in workers[w].attempts for w, key in request.places)
+    }
 
 
 def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:

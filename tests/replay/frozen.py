@@ -163,6 +163,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "f3d0b61a419539afb1883bb7cf371e35aa827516d430d8374449c55fed8cb898",
         (v.StallJudged, v.WorkerSuspected, v.WorkerCleared, v.TimerFired),
     ),
+    "who-probes": (
+        "392cd78709b210d5e1f9abfdaddb2b1f6f8c22ec329b8a7415db8ebf3d42655c",
+        (v.HealthDecided,),
+    ),
     "wrong-beside-errors": (
         "f252a0b7817ba6021d7c7e2aecb1cb874acadd3d733c00ad2b0334e5044ee50f",
         (v.HealthDecided, v.VerdictsWithheld, v.CanaryReported, v.TransportObserved),

@@ -156,6 +156,10 @@ def lenient(old: Callable[..., bool]) -> Callable[..., bool]:
     return lambda *_: True
 
 
+def lonely(old: Callable[..., set[str]]) -> Callable[..., set[str]]:
+    return lambda *_: set()
+
+
 def tolerant(old: Callable[..., bool]) -> Callable[..., bool]:
     return lambda *_: False
 
@@ -187,6 +191,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "share of the aged": ("admission.admission_queue", "AGED_PART", 7, "admission-steady"),
     "waits foretold": ("admission.admission_queue", "WINDOW", 32, "admission-steady"),
     "turns of tenants": ("admission.fair_queue", "QUANTUM", 512, "admission-deadlines"),
+    "who waits": (judgement, "_with_waiting_requests", lonely, "who-probes"),
     "who may use a spare": ("routing.saturation", "takes_spares", lenient, "batch-passes"),
     "what a spare takes": ("routing.saturation", "BATCH_RANK", 0, "batch-spares"),
     "recovery mode": ("recovery.resume_mode", "MODES", starting_anew, "recoveries"),

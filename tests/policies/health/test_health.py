@@ -14,6 +14,7 @@ from relume.events.vocabulary.enums import (
     HealthState,
     ProbeResult,
 )
+from relume.policies import decision_versions
 from relume.policies.health.evidence import has_failures
 from relume.policies.health.health_life import LIFE, STATES, Finding, breaker_of
 from relume.policies.health.health_settings import MOST_ERRORS, HealthConfig
@@ -27,6 +28,7 @@ from tests.policies.health.led_fleet import LedFleet, folded_again
 from tests.policies.story import (
     MODEL,
     Story,
+    arrived,
     died,
     engine_step,
     finished,
@@ -301,6 +303,30 @@ def test_one_replica_probes_and_one_that_has_requests_takes_over() -> None:
     assert fleet.health().prober == "r2", "it has requests"
     fleet.tell("r.r2", v.ReplicaStopped("r2", "leaves"))
     assert fleet.health().prober == "r0"
+
+
+@pytest.mark.parametrize(("version", "prober"), [(8, "r0"), (9, "r1")])
+def test_a_replica_whose_requests_all_wait_takes_the_probes_over(version: int, prober: str) -> None:
+    fleet = LedFleet(replicas=3, config=CONFIG, version=version)
+    opened(fleet)
+    fleet.tell("r.r1", arrived("waits"))
+    fleet.ticks(8)
+    assert fleet.state() == HealthState.PROBING and fleet.health().prober == "r0"
+    fleet.ticks(2)
+    assert fleet.health().prober == prober
+    fleet.ticks(20)
+    assert fleet.health().prober == prober, "it has them still"
+
+
+def test_requests_of_another_model_or_without_a_client_do_not_move_the_probes() -> None:
+    fleet = LedFleet(replicas=3, config=CONFIG)
+    opened(fleet)
+    fleet.tell("r.r1", msgspec.structs.replace(arrived("elsewhere"), model="other"))
+    fleet.tell("r.r2", arrived("left"))
+    fleet.tell("r.r2", v.ReplicaStopped("r2", "leaves"))
+    fleet.tell("r.r2", replica_started("r2", settings=decision_versions.settings()))
+    fleet.ticks(20)
+    assert fleet.state() == HealthState.PROBING and fleet.health().prober == "r0"
 
 
 # --- hangs and connections -----------------------------------------------------------

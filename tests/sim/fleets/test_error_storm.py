@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from relume.chaos.runner.judge import judge
-from relume.chaos.scenario.language import Closed, Fault, Fleet, Scenario, Traffic, Uniform, When
+from relume.chaos.scenario.language import (
+    Closed,
+    Fault,
+    Fleet,
+    FromTrace,
+    Scenario,
+    Trace,
+    Traffic,
+    Uniform,
+    When,
+)
+from relume.chaos.scenario.schedule import expand
 from relume.chaos.sim.sim_fleet import Settings, run
 from relume.chaos.validators.records import events_of
+from relume.controlplane.replay.verify import verify
 from relume.controlplane.replica.loop import ReplicaConfig
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import HealthState, TransportKind
@@ -74,3 +87,29 @@ def test_without_the_log_a_replica_itself_prefers_others() -> None:
     ignored = storm(5, HealthConfig(unjudged=0), scenario)
     print(preferred.failed, ignored.failed)
     assert preferred.failed <= 12 < ignored.failed / 3
+
+
+TRACE = Scenario(
+    name="probed-by-those-who-wait",
+    about="One worker gets no requests for what its agent wrote, the other one for its errors.",
+    fleet=Fleet(workers=2, domains=2, control_planes=2),
+    traffic=Traffic(arrivals=Trace("trace.csv"), lengths=FromTrace("trace.csv"), requests=20),
+    faults=(
+        Fault(what="record-unreadable", when=When(at_s=0.7), target="w0"),
+        Fault(what="frame-lost", when=When(at_s=1.0), target="w1", for_s=2, amount=1.0),
+    ),
+)
+
+
+def test_the_probes_go_to_the_replica_whose_requests_wait(tmp_path: Path) -> None:
+    """The leader, r1, has short requests alone, which end before it probes."""
+    rows = (f"40,180,0.{n}\n40,2,0.{n}2" for n in range(10))
+    header = "prompt_tokens,output_tokens,arrival_s"
+    (tmp_path / "trace.csv").write_text("\n".join((header, *rows)))
+    outcome = run(TRACE, 1, schedule=expand(TRACE, 1, tmp_path))
+    verdict = judge(outcome)
+    assert (verdict.result, verdict.why) == ("passed", ())
+    assert not verify(outcome.groups).divergences
+    events = [at.event for at in events_of(outcome.groups)]
+    probing = [e for e in events if type(e) is v.HealthDecided and e.state == HealthState.PROBING]
+    assert [(e.worker, e.prober) for e in probing] == [("w1", "r1"), ("w1", "r0")]
