@@ -67,7 +67,8 @@ if no request waits; `stall` has its own in `relume.policies.liveness.stall.HUNG
 and a probe that ended early stays open), 1 to 3 have no canaries, 1 to 4 no cross-checks and no
 fading of an idle worker's overhead, 1 to 5 forget each failure with its window, 1 to 6 withhold a
 quarantine because of other workers' failures, 1 to 7 do not judge by unreadable reports, and in 1 to
-8 no replica takes over the probes whose requests all wait; 1 of `spares` decides again what is
+8 no replica takes over the probes whose requests all wait, and a quarantine ends with answers that only
+the engine itself says are right; 1 of `spares` decides again what is
 written and not yet folded."""
 
 STATE_SHAPE = 1

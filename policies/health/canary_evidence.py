@@ -5,7 +5,7 @@ Handlers as those of `relume.policies.health.evidence`, which calls them.
 
 from __future__ import annotations
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import (
@@ -17,7 +17,13 @@ from relume.events.vocabulary.enums import (
 from relume.policies.canary import answers
 from relume.policies.crosscheck import disputes
 from relume.policies.health.judgement import Review
-from relume.policies.health.worker_reviews import decides, health_of, leave, review_worker
+from relume.policies.health.worker_reviews import (
+    all_know,
+    decides,
+    health_of,
+    leave,
+    review_worker,
+)
 from relume.policies.state.fleet import Fleet, Worker
 
 
@@ -76,6 +82,8 @@ def _take_canary(fleet: Fleet, worker: Worker, event: v.CanaryReported, review: 
 
 def on_canary_values(fleet: Fleet, stream: str, epoch: int, event: v.CanaryValuesDecided) -> None:
     """The answers of its class are compared with the golden values from here on."""
+    if all_know(fleet, 9):
+        _note_unproven(fleet, event)
     compared = answers.record_values(fleet, event, Review(fleet).canary)
     for worker, is_right_now in compared:
         record = answers.record_of(worker)
@@ -87,6 +95,21 @@ def on_canary_values(fleet: Fleet, stream: str, epoch: int, event: v.CanaryValue
                 health.quarantined -= 1  # it was wrong by values that hold no longer
     for worker, _ in compared:
         review_worker(fleet, worker)
+
+
+def _note_unproven(fleet: Fleet, event: v.CanaryValuesDecided) -> None:
+    """The next engine of a quarantined worker is in another class, such as with other weights, and in
+    that one alone. Then its answers are right by definition, and end no quarantine."""
+    classes = {} if isinstance(fleet.canaries, UnsetType) else fleet.canaries
+    is_new = (known := classes.get(event.kind)) is None or not known.values
+    for name in event.witnesses:
+        worker = fleet.workers.get(name)
+        if worker is None or isinstance(health := worker.health, UnsetType):
+            continue
+        if len(event.witnesses) > 1:
+            health.unproven = UNSET
+        elif is_new and health.state == HealthState.QUARANTINED:
+            health.unproven = worker.incarnation
 
 
 def cannot_be_trusted(worker: Worker) -> str:

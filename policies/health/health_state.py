@@ -30,8 +30,8 @@ class WorkerHealth(Struct, kw_only=True):
     open: `probes` under way, `passes`, whether one `failed`, and the decisions of each replica when
     its turn began. `dropped`: reports that nobody could read. `slow`: see
     `relume.policies.health.pace`. Of a quarantine: `condemned` is the incarnation that it was decided
-    about, `quarantined` the last one that is wrong by the values in force, `released_by` the operator
-    who ended it.
+    about, `quarantined` the last one that is wrong by the values in force, `unproven` one whose class
+    has no golden values but its own answers, `released_by` the operator who ended it.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -59,6 +59,7 @@ class WorkerHealth(Struct, kw_only=True):
     condemned: int | UnsetType = UNSET
     quarantined: int | UnsetType = UNSET
     released_by: str | UnsetType = UNSET
+    unproven: int | UnsetType = UNSET
     earlier: dict[str, int] | UnsetType = UNSET
     succeeded: int | UnsetType = UNSET
     dropped: DroppedReports | UnsetType = UNSET

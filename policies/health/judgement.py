@@ -6,9 +6,9 @@ decided last. Time is ticks.
 
 - *Errors* count by request: `errors` different requests that failed within the window open the
   breaker. It holds for a time that doubles with each opening in a row, with a jitter drawn from the
-  leader's recorded seed. Then one replica probes it, and another one if that has no requests; since
-  version 9 those that wait are such. Since version 6 failures before the window count too, up to ten
-  windows, while no request has succeeded there since.
+  leader's recorded seed. Then one replica probes it, until another one has requests and it has none.
+  Since version 9 requests that wait for a worker count too. Since version 6 failures before the window
+  count too, up to ten windows, while no request has succeeded there since.
 - *A hang* is a replica's judgement (`StallJudged`), for which the engine made no step in the log
   either: it holds for all replicas, until that replica finds the engine at work or idle.
 - *Lost connections* count by replica: one replica that cannot reach a worker may itself be cut off.
@@ -16,7 +16,8 @@ decided last. Time is ticks.
 - *Slowness* is the time of decode steps beside that of the worker's peers (`pace`). Version 1 went
   by the factor that predictions learn (`Worker.slowness`), which takes minutes to learn.
 - *Wrong answers* to canaries quarantine the worker, since version 4 (`relume.policies.canary`). The
-  quarantine outlives a restart. Right answers of a later engine lead to probes, and these out of it.
+  quarantine outlives a restart. Right answers of a later engine lead to probes, and these out of it;
+  since version 9 only if another engine answered likewise.
 - *Contradicted answers* to clients' requests do the same, since version 5 (`relume.policies.crosscheck`).
 - *Unreadable reports* exclude the worker, since version 8, if its agent dropped some in several ticks
   within the window, or reads no more of the engine.
@@ -31,6 +32,7 @@ workers suffer from is no reason to believe wrong results.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from random import Random
 
@@ -118,7 +120,7 @@ class Review:
         if state in EXCLUDED and self._withholds(worker, health):
             state = HealthState.SUSPECT
             evidence = f"withheld, too many workers fail at once: {evidence}"
-        prober = self._prober(worker.model, health) if state == HealthState.PROBING else ""
+        prober = self._prober(worker, health) if state == HealthState.PROBING else ""
         verdict = state, failure, prober
         if verdict != health.owed:
             health.owed = verdict
@@ -199,20 +201,46 @@ class Review:
         draw = Random(f"{seed}:{worker.name}:{worker.incarnation}:{fleet.tick}:{health.trips}")
         return max(1, most - draw.randrange(most // 2 + 1))
 
-    def _prober(self, model: str, health: WorkerHealth) -> str:
-        """The replica that probes a worker of `model`: the same, unless it has sent none for a while
-        and another one has requests, or some that wait for a worker."""
+    def _prober(self, worker: Worker, health: WorkerHealth) -> str:
+        """The replica that probes: the same, unless it has probed nothing for a while, and another one
+        has requests that wait for a worker and it has not, or has made decisions and it has not."""
         alive, prober, fleet = self._alive, health.prober, self.fleet
         if prober not in alive:
             return fleet.leader if fleet.leader in alive else next(iter(alive), prober)
-        if health.probes or health.passes or fleet.tick - health.since < ROTATE_TICKS:
+        if health.probes or fleet.tick - health.since < ROTATE_TICKS:
             return prober
         at = alive.index(prober)
-        waiting = _with_waiting_requests(fleet, model) - {prober} if self.by_waiting else ()
-        for name in (*alive[at:], *alive[:at]):
-            if fleet.replicas[name].decisions > health.decided_by.get(name, 0) or name in waiting:
+        by_turn = (*alive[at:], *alive[:at])
+        waiting = self._with_probes_for(worker) if self.by_waiting else set()
+        if waiting and prober not in waiting:
+            return next(name for name in by_turn if name in waiting)
+        if health.passes:
+            return prober
+        for name in by_turn:
+            if fleet.replicas[name].decisions > health.decided_by.get(name, 0):
                 return name
         return prober
+
+    def _with_probes_for(self, worker: Worker) -> set[str]:
+        """Replicas with requests that wait for a worker, and to which this one is not suspect."""
+        replicas, suspected = self.fleet.replicas, worker.incarnation
+        return {
+            name
+            for name in self._waiting.get(worker.model, set()).intersection(self._alive)
+            if replicas[name].suspects.get(worker.name) != suspected
+        }
+
+    @functools.cached_property
+    def _waiting(self) -> dict[str, set[str]]:
+        """By model, replicas with requests that no worker has; not those that a gateway left."""
+        workers = self.fleet.workers
+        found: dict[str, set[str]] = {}
+        for request in self.fleet.requests.values():
+            if not request.orphaned and not any(
+                name in workers and key in workers[name].attempts for name, key in request.places
+            ):
+                found.setdefault(request.model, set()).add(request.owner[2:])
+        return found
 
     def _serving(self, model: str) -> Iterator[Worker]:
         """Workers of the model with an engine that is ready, and those in quarantine, whose engine
@@ -265,18 +293,6 @@ def _is_distrusted(health: WorkerHealth) -> bool:
     """Whether the worker is quarantined, or probed after that."""
     probed = health.state == HealthState.PROBING and health.failure == FailureClass.CORRUPTION
     return probed or health.state == HealthState.QUARANTINED
-
-
-def _with_waiting_requests(fleet: Fleet, model: str) -> set[str]:
-    """Replicas with requests for `model` that no worker has; not those that a gateway left."""
-    workers = fleet.workers
-    return {
-        request.owner[2:]
-        for request in fleet.requests.values()
-        if request.model == model
-        and not request.orphaned
-        and not any(w in workers and key in workers[w].attempts for w, key in request.places)
-    }
 
 
 def finding_of(review: Review, worker: Worker, health: WorkerHealth) -> Found:
@@ -352,7 +368,9 @@ def _of_canaries(review: Review, worker: Worker, health: WorkerHealth) -> Found 
         return Finding.UNTRUSTED, FailureClass.CORRUPTION, answers.in_words(record)
     if health.state != HealthState.QUARANTINED or isinstance(health.quarantined, UnsetType):
         return None
-    if worker.incarnation > health.quarantined and record.good >= review.canary.release:
+    is_proven = health.unproven != worker.incarnation
+    is_new = worker.incarnation > health.quarantined
+    if is_new and is_proven and record.good >= review.canary.release:
         evidence = f"{record.good} right answers to canaries in a row"
         return Finding.RELEASED, FailureClass.CORRUPTION, evidence
     return None

@@ -10,7 +10,8 @@ bound.
 
 Requests of tier batch may go to spares, so for them the spares count too. While the other workers
 are saturated, a spare that is not takes the next request of that tier, before higher ones that
-wait: to those it gives nothing. If none of that tier waits, an arrival is the next one.
+wait: to those it gives nothing. If none of that tier waits, an arrival is the next one. A policy that does
+not go by these bounds (`relume.policies.routing.selection`) may send it elsewhere all the same.
 """
 
 from __future__ import annotations
@@ -70,13 +71,14 @@ def on_arrival(
     spares = takes_spares(view, tier)
     if not queue.waiting(model):
         return saturation(view, model, config, now_us, spares)
+    again_us = UNKNOWN
     if spares and not queue.waiting(model, BATCH_RANK):
         others, _ = saturation(view, model, config, now_us, glance=False)
         if others == SATURATED:
-            spare, _ = saturation(view, model, config, now_us, spares=True, glance=False)
+            spare, again_us = saturation(view, model, config, now_us, spares=True, glance=False)
             if spare == FREE:
                 return FREE, UNKNOWN
-    return BEHIND if open_workers(view, model) else NO_WORKER, UNKNOWN
+    return BEHIND if open_workers(view, model) else NO_WORKER, again_us
 
 
 def call_next(

@@ -191,7 +191,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "share of the aged": ("admission.admission_queue", "AGED_PART", 7, "admission-steady"),
     "waits foretold": ("admission.admission_queue", "WINDOW", 32, "admission-steady"),
     "turns of tenants": ("admission.fair_queue", "QUANTUM", 512, "admission-deadlines"),
-    "who waits": (judgement, "_with_waiting_requests", lonely, "who-probes"),
+    "who waits": (judgement.Review, "_with_probes_for", lonely, "who-probes"),
     "who may use a spare": ("routing.saturation", "takes_spares", lenient, "batch-passes"),
     "what a spare takes": ("routing.saturation", "BATCH_RANK", 0, "batch-spares"),
     "recovery mode": ("recovery.resume_mode", "MODES", starting_anew, "recoveries"),

@@ -245,6 +245,28 @@ def test_a_quarantine_outlives_a_restart_and_ends_with_right_answers() -> None:
     assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
 
 
+@pytest.mark.parametrize("version", [8, 9])
+@pytest.mark.parametrize("weights", ["", "damaged"])
+def test_the_next_engine_s_own_word_ends_no_quarantine(version: int, weights: str) -> None:
+    """With other weights it is in a class of its own, whose golden values are its answers."""
+    fleet = LedFleet(workers=3, version=version)
+    all_report(fleet)
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    restarted(fleet, "w1", 2)
+    wrong = {"tokens": (1, 2, 3), "weights": weights} if weights else {}
+    for _ in range(4):
+        all_report(fleet, "w1", **wrong)
+    proven = version == 8 or not weights
+    assert fleet.state("w1") == (HealthState.HEALTHY if proven else HealthState.QUARANTINED)
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+    if not proven:  # until another engine has these weights too
+        restarted(fleet, "w2", 2)
+        all_report(fleet, "w2", **wrong)
+        all_report(fleet, "w1", **wrong)
+        assert fleet.state("w1") == HealthState.HEALTHY
+
+
 @pytest.mark.parametrize("restart", (1, 0))
 def test_the_engine_of_a_quarantined_worker_is_restarted_once(restart: int) -> None:
     fleet = LedFleet(workers=3)

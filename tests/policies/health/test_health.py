@@ -63,7 +63,7 @@ CLEARED = v.WorkerCleared("w0", 1, "idle and answering", probe=ProbeResult.ANSWE
 
 def opened(fleet: LedFleet, worker: str = "w0") -> None:
     for _ in range(3):
-        fleet.fails(worker)
+        fleet.ends(fleet.fails(worker), "failed", 502)
     assert fleet.state(worker) == HealthState.UNHEALTHY
 
 
@@ -316,6 +316,37 @@ def test_a_replica_whose_requests_all_wait_takes_the_probes_over(version: int, p
     assert fleet.health().prober == prober
     fleet.ticks(20)
     assert fleet.health().prober == prober, "it has them still"
+
+
+def test_probes_are_taken_over_also_between_two_and_from_a_replica_that_serves_others() -> None:
+    fleet = LedFleet(replicas=2, config=CONFIG)
+    opened(fleet)
+    fleet.ticks(8)
+    assert fleet.health().prober == "r0"
+    fleet.ends(fleet.request())
+    assert fleet.health().passes == 1
+    fleet.tell("r.r1", arrived("waits"))
+    fleet.ticks(2)
+    assert (fleet.health().prober, fleet.health().passes) == ("r1", 1)
+    fleet.ends("waits", replica="r1")
+    fleet.tell("r.r0", arrived("also waits"))
+    fleet.request("w1", replica="r1")
+    fleet.ticks(3)
+    assert fleet.health().prober == "r0", "r1 has decisions, and none of its requests waits"
+
+
+def test_a_replica_with_waiting_requests_keeps_the_probes() -> None:
+    """Others that wait take turns only if it suspects the worker: then it may not send them."""
+    fleet = LedFleet(replicas=2, config=CONFIG)
+    opened(fleet)
+    for name in ("r0", "r1"):
+        fleet.tell(f"r.{name}", arrived(f"waits at {name}"))
+    fleet.ticks(30)
+    assert fleet.state() == HealthState.PROBING and fleet.health().prober == "r0"
+    assert sum(d.state == HealthState.PROBING for d in fleet.decisions) == 1  # type: ignore[union-attr]
+    fleet.tell("r.r0", v.WorkerSuspected("w0", 1, "reset"))
+    fleet.ticks(2)
+    assert fleet.health().prober == "r1"
 
 
 def test_requests_of_another_model_or_without_a_client_do_not_move_the_probes() -> None:

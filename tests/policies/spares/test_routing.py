@@ -11,6 +11,7 @@ from relume.events.vocabulary.enums import Exclusion, Tier
 from relume.policies.admission.admission_queue import AdmissionQueue, rank_of
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.admission.fair_queue import Entry
+from relume.policies.routing import saturation as saturation_module
 from relume.policies.routing.choose_worker import decide
 from relume.policies.routing.eligibility import excluded_at
 from relume.policies.routing.route_query import RouteQuery
@@ -156,6 +157,19 @@ def test_only_a_batch_request_passes_those_who_wait_and_only_to_a_spare_with_roo
     fleet.view.landed()
     assert on_arrival(fleet.view, before, MODEL, tier, SMALL, 0)[0] == BEHIND
     assert on_arrival(fleet.view, AdmissionQueue(), MODEL, tier, SMALL, 0)[0] == SATURATED
+
+
+def test_an_arrival_is_looked_at_again_when_the_spare_has_room_by_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def busy(*args: object, spares: bool = False, glance: bool = True) -> tuple[str, int]:
+        return SATURATED, 70 if spares else 90
+
+    monkeypatch.setattr(saturation_module, "saturation", busy)
+    before = waiting(Tier.INTERACTIVE)
+    fleet = full_but_for_the_spare()
+    assert on_arrival(fleet.view, before, MODEL, Tier.BATCH, SMALL, 0) == (BEHIND, 70)
+    assert on_arrival(fleet.view, before, MODEL, Tier.INTERACTIVE, SMALL, 0) == (BEHIND, UNKNOWN)
 
 
 def test_a_batch_request_that_arrives_passes_none_of_its_tier() -> None:
