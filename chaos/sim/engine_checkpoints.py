@@ -345,7 +345,12 @@ class Reading:
         best = max(what.restore, key=lambda e: self._found.get(e, 0))
         blocks = min(self._found.get(best, 0), most)
         if not blocks or self._track.leaving:
-            self._end()
+            silent = [endpoint for endpoint in what.restore if endpoint not in self._found]
+            if silent and not self._track.leaving and not self._found.get(best):
+                self._holder = silent[0]
+                self._failed("unreachable")
+            else:
+                self._end()
             return
         self._holder, self._wanted = best, blocks
         parts.loads.append(self)

@@ -23,6 +23,8 @@ class DaemonFailures:
         self._book = book
         self._streams = streams
         self._holders: dict[str, tuple[str, ...]] = {}
+        self._addresses: dict[str, tuple[str, str]] = {}
+        """Of each worker's daemon: engines name it by these."""
         self.handlers: dict[type, Callable[[Entry, Any], None]] = {
             v.StateDaemonLost: self._on_lost,
             v.StateDaemonStarted: self._on_started,
@@ -35,6 +37,7 @@ class DaemonFailures:
 
     def on_worker_left(self, entry: Entry, worker: str) -> None:
         """The worker left on purpose: its daemon does not return."""
+        self._addresses.pop(worker, None)
         case = self._book.latest(FailedPart.DAEMON, worker)
         if case is not None and case.record.open:
             case.link(entry)
@@ -42,9 +45,11 @@ class DaemonFailures:
 
     def on_restore_failed(self, entry: Entry, event: v.RestoreFailed) -> None:
         """A holder could not be read."""
-        case = self._book.latest(FailedPart.DAEMON, event.holder)
-        if case is not None and case.record.open:
-            case.link(entry, event.request)
+        for worker, addresses in self._addresses.items():
+            if event.holder in addresses:
+                case = self._book.latest(FailedPart.DAEMON, worker)
+                if case is not None and case.record.open:
+                    case.link(entry, event.request)
 
     def _on_lost(self, entry: Entry, event: v.StateDaemonLost) -> None:
         if event.reason in _PLANNED:
@@ -57,6 +62,7 @@ class DaemonFailures:
         case.link(entry)
 
     def _on_started(self, entry: Entry, event: v.StateDaemonStarted) -> None:
+        self._addresses[event.worker] = event.address, event.local
         case = self._book.latest(FailedPart.DAEMON, event.worker)
         if case is not None and case.record.open:
             case.link(entry)

@@ -597,7 +597,8 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     ],
     v.RestoreDone: _restored,
     v.RestoreFailed: lambda e: [
-        f"restored only {e.tokens} tokens from {e.holder}: {e.reason}; the rest is recomputed"
+        f"restored {f'only {e.tokens}' if e.tokens else 'no'} tokens from {e.holder}: {e.reason}; "
+        "what its engine does not have is recomputed"
     ],
     v.CheckpointEvicted: lambda e: [f"{e.holder} was short of memory: it keeps {e.tokens} tokens"],
     v.WorkerSuspected: lambda e: [f"{e.worker}:{e.incarnation} is suspected: {e.reason}"],

@@ -23,6 +23,7 @@ from relume.engine_shim.checkpoints.checkpoint_spec import DropJob, Key, LoadJob
 from relume.engine_shim.checkpoints.daemon_links import Links
 from relume.engine_shim.checkpoints.lookup import Lookup, LookupResult, scope_of
 from relume.engine_shim.generation import IDENTITY_KEY, UNREPORTED
+from relume.events.vocabulary.enums import RestoreFailure
 
 LOOKUPS_AT_ONCE = 8
 BLOCKS_A_STEP = 64
@@ -62,7 +63,8 @@ class _Track:
 
 class CheckpointPlan:
     """Scheduler-side state. `ranks`: tensor-parallel ranks of this worker. `share`: whether
-    requests may have each other's blocks."""
+    requests may have each other's blocks. `unrestored` is called with (request, holder, reason) of a
+    request that is computed because a holder did not say what it has."""
 
     def __init__(
         self,
@@ -71,8 +73,10 @@ class CheckpointPlan:
         ranks: int,
         lookup_timeout_s: float,
         share: bool = False,
+        unrestored: Callable[[Key, str, RestoreFailure], None] = lambda key, holder, reason: None,
     ) -> None:
         self._share = share
+        self._unrestored = unrestored
         self._links = links
         self._block_size = block_size
         self._ranks = ranks
@@ -154,6 +158,10 @@ class CheckpointPlan:
         found = track.lookup.found
         usable = min(found.blocks, (track.request.num_tokens - 1) // size) * size
         if usable <= computed_tokens:
+            unanswered = [] if found.blocks else list(track.lookup.unanswered.items())
+            if unanswered:
+                self._unrestored(track.key, *unanswered[0])
+                track.lookup = None
             return 0
         track.load = found
         track.first = computed_tokens // size

@@ -35,7 +35,7 @@ from vllm.v1.request import Request, RequestStatus
 from relume.engine_shim import identity
 from relume.engine_shim.checkpoints.block_plan import CheckpointPlan
 from relume.engine_shim.checkpoints.cache_fingerprint import fingerprint_of, interior_of
-from relume.engine_shim.checkpoints.checkpoint_spec import DropJob, LoadJob, SaveJob
+from relume.engine_shim.checkpoints.checkpoint_spec import DropJob, Key, LoadJob, SaveJob
 from relume.engine_shim.checkpoints.daemon_links import LinkConfig, Links
 from relume.engine_shim.checkpoints.rank_blocks import CheckpointRank, Reached
 from relume.engine_shim.checkpoints.staging.copies import Copies, HostCopies
@@ -43,6 +43,8 @@ from relume.engine_shim.checkpoints.staging.staged_cache import StagedCache
 from relume.engine_shim.engine import plugin
 from relume.engine_shim.generation import reported
 from relume.events.log import codec
+from relume.events.vocabulary import RestoreFailed
+from relume.events.vocabulary.enums import RestoreFailure
 from relume.events.wire.kv.kv_errors import Unshapeable
 from relume.events.wire.reports import Layout, frame, layout_frame
 
@@ -143,7 +145,22 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
             reporter.send(layout_frame(Layout(fingerprint.family.hex(), ranks * image)))
         # As vLLM itself: where its prefix cache is off, no request has another's blocks.
         share = bool(config.cache_config.enable_prefix_caching)
-        return CheckpointPlan(links, size, ranks, self._links.lookup_timeout_s, share)
+        wait_s = self._links.lookup_timeout_s
+        return CheckpointPlan(links, size, ranks, wait_s, share, self._unrestored)
+
+    def _unrestored(self, key: Key, holder: str, reason: RestoreFailure) -> None:
+        """See CheckpointPlan."""
+        _report(
+            RestoreFailed(
+                incarnation=self._me.incarnation,
+                request=key.request,
+                child=key.child,
+                attempt=key.attempt,
+                holder=holder,
+                tokens=0,
+                reason=reason,
+            )
+        )
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -8,7 +8,6 @@ tokens from the first on, on an engine of the same fingerprint, in the same scop
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,9 @@ from msgspec import Struct
 
 from relume.engine_shim.checkpoints.checkpoint_spec import Key, Lender
 from relume.engine_shim.checkpoints.daemon_links import Links
+from relume.engine_shim.checkpoints.link.block_stream import reason_of
 from relume.engine_shim.checkpoints.link.image import pack_tokens
+from relume.events.vocabulary.enums import RestoreFailure
 from relume.events.wire.kv import kv_messages as m
 from relume.events.wire.kv import token_chain
 from relume.events.wire.kv.kv_errors import KvStreamError
@@ -62,6 +63,9 @@ class Lookup:
         self.done = threading.Event()
         self.found = LookupResult()
         """What most blocks are to be had by, so far."""
+        self.unanswered = dict.fromkeys(sources, RestoreFailure.BUSY)
+        """Holders whose answer is not there, and why: BUSY if none was sent a question, since other
+        lookups took all the time."""
         self.deadline_s = time.monotonic() + timeout_s
         self._arguments = (links, key, sources, ranks)
         self._shared = scope, tokens
@@ -77,9 +81,12 @@ class Lookup:
         try:
             questions: list[m.Ask | m.Match] = [m.Ask(0, (key.request,)), *self._match(links)]
             for order, endpoint in enumerate(() if self.ready else sources):
-                with contextlib.suppress(KvStreamError):
+                self.unanswered[endpoint] = RestoreFailure.UNREACHABLE
+                try:
                     peer = links.peer(endpoint)
                     requests[-order, endpoint] = peer, [peer.request(q) for q in questions]
+                except KvStreamError as error:
+                    self.unanswered[endpoint] = RestoreFailure(reason_of(error))
             best, until_s = (0, True, 0), self.deadline_s
             while requests and (left_s := until_s - time.monotonic()) > 0:
                 _, first = next(iter(requests.values()))
@@ -87,11 +94,14 @@ class Lookup:
                 answered = [w for w, (_, all_) in requests.items() if all_[-1].done.is_set()]
                 for who in answered:
                     _, mine = requests.pop(who)
-                    found = self._better(who[1], [question.answer for question in mine])
+                    answers = [question.answer for question in mine]
+                    found = self._better(who[1], answers)
                     # Its own blocks on a tie, and the first named.
                     rank = found.blocks, found.lender is None, who[0]
                     if found.blocks and rank > best:
                         best, self.found = rank, found
+                    if isinstance(answers[0], m.Held):
+                        del self.unanswered[who[1]]
                 if self.found.blocks:
                     until_s = min(until_s, time.monotonic() + OTHERS_S)
             for peer, mine in requests.values():

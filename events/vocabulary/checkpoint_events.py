@@ -158,7 +158,8 @@ class LinkMeasured(Event, frozen=True, tag="link_measured/1"):
 
 
 class RestoreFailed(Event, frozen=True, tag="restore_failed/1", kw_only=True):
-    """A part of the prefix could be used; all after it is recomputed."""
+    """Only `tokens` of the prefix could be used; the engine computes what its own cache does not have.
+    Without a `RestoreStarted`: a holder did not say what it has, and no other one has anything."""
 
     incarnation: int
     request: str

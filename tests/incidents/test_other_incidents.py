@@ -6,7 +6,7 @@ import pytest
 
 from relume.controlplane.incidents.sentences import find, summary
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import FailedPart
+from relume.events.vocabulary.enums import FailedPart, RestoreFailure
 from tests.incidents.failure_log import BEGIN_MS, FailureLog
 from tests.policies.story import replica_started
 
@@ -20,7 +20,9 @@ def chosen(request: str, holders: tuple[str, ...], cause: str = "arrival") -> v.
 
 
 def daemon_started(boot: str = "d1") -> v.StateDaemonStarted:
-    return v.StateDaemonStarted(worker="w0", boot=boot, epoch=1, address="", budget_bytes=1 << 20)
+    return v.StateDaemonStarted(
+        worker="w0", boot=boot, epoch=1, address="tcp://h0:6000", budget_bytes=1 << 20
+    )
 
 
 def test_a_lost_state_daemon_and_the_checkpoints_that_moved() -> None:
@@ -40,6 +42,21 @@ def test_a_lost_state_daemon_and_the_checkpoints_that_moved() -> None:
     )
     assert incident.decided_ms == incident.last_stream_on_ms == BEGIN_MS + 1050
     assert not incident.open and incident.capacity_back_ms == BEGIN_MS + 1550
+
+
+def test_a_restore_that_failed_for_a_lost_daemon_is_in_its_incident() -> None:
+    log = FailureLog()
+    log.tell("w.w0", daemon_started())
+    log.stream("a", "w1")
+    log.tell("w.w0", v.StateDaemonLost("w0", "d1", "killed SIGKILL"))
+    for holder in ("tcp://h1:6000", "tcp://h0:6000"):
+        failed = v.RestoreFailed(
+            incarnation=1, request="a", child=0, attempt=2, holder=holder, tokens=0,
+            reason=RestoreFailure.UNREACHABLE,
+        )  # fmt: skip
+        log.after(10).tell("w.w1", failed)
+    kinds = [event.type for event in log.one().events]
+    assert kinds.count("restore_failed") == 1
 
 
 def test_a_daemon_that_its_agent_stops_is_no_incident() -> None:

@@ -9,10 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from relume.engine_shim.checkpoints.block_plan import CheckpointPlan
 from relume.engine_shim.checkpoints.checkpoint_spec import Key
 from relume.engine_shim.checkpoints.daemon_links import LinkConfig, Links
 from relume.engine_shim.checkpoints.link.block_stream import (
@@ -25,6 +27,7 @@ from relume.engine_shim.checkpoints.link.block_stream import (
 from relume.engine_shim.checkpoints.link.channel import Channel, Wake
 from relume.engine_shim.checkpoints.link.zmq_channel import CurveKeys, ZmqChannel
 from relume.engine_shim.checkpoints.lookup import Lookup, LookupResult
+from relume.engine_shim.generation import IDENTITY_KEY
 from relume.events.wire.kv import kv_messages as m
 from relume.events.wire.kv.kv_errors import Unreachable
 from tests.kv_stream.transports import SECRET, ins, outs, served, wait
@@ -155,6 +158,43 @@ def test_a_silent_or_dead_holder_does_not_hide_what_another_has(tmp_path: Path) 
             assert asked.found == LookupResult(named[3].replace("most", "./most"), 5)
         finally:
             silent.kill()
+
+
+class Prompt:
+    """A request as vLLM's scheduler has it, as far as checkpoints read it."""
+
+    lora_request = mm_features = prompt_embeds = cache_salt = None
+    num_tokens = 64
+
+    def __init__(self, *holders: str) -> None:
+        mark = {"r": "a", "a": 2, "from": holders}
+        self.request_id = "engine's"
+        self.sampling_params = SimpleNamespace(extra_args={IDENTITY_KEY: mark})
+
+
+@pytest.mark.parametrize("fault", ["", "stopped", "dead"])
+def test_a_holder_that_does_not_answer_a_lookup_is_reported_once(
+    tmp_path: Path, fault: str
+) -> None:
+    with daemon_in(tmp_path / "one") as one, daemon_in(tmp_path / "other") as other:
+        assert one.process is not None
+        if fault == "stopped":
+            stop(one.process.pid)
+        elif fault:
+            one.kill()
+        links = Links(LinkConfig(), "w1", 1, "reader", fingerprint())
+        found: list[tuple[Key, str, str]] = []
+        plan = CheckpointPlan(
+            links, 16, 1, lookup_timeout_s=1.0, unrestored=lambda *one: found.append(one)
+        )
+        holders = [f"unix:{daemon.socket}" for daemon in (other, one)]
+        plan.arrived(Prompt(*holders))
+        wait(lambda: plan.match("engine's", 0) is not None)
+        assert [plan.match("engine's", 0) for _ in range(2)] == [0, 0]
+        assert found == ([(Key("a", 2, 0), holders[1], "unreachable")] if fault else [])
+        assert plan.take_loads() == []
+        links.close()
+        one.kill()
 
 
 def test_a_reader_learns_at_once_that_a_holder_is_dead_and_when_it_is_back(

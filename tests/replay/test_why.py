@@ -8,6 +8,7 @@ from relume.controlplane.replay.rendering import headline, lines_of, to_json
 from relume.controlplane.replay.why import Why, why
 from relume.events import vocabulary as v
 from relume.events.log.codec import encode
+from relume.events.vocabulary.enums import RestoreFailure
 from tests.policies.story import (
     Story,
     arrived,
@@ -44,6 +45,18 @@ def moved_story() -> Story:
     story.tell("r.r0", ended(attempts=2))
     story.tell("w.w1", died("w1"))
     return story
+
+
+def test_a_restore_that_no_holder_answered_for_is_in_the_chain() -> None:
+    story = moved_story()
+    failed = v.RestoreFailed(
+        incarnation=1, request="q2", child=0, attempt=1, holder="tcp://h:6000", tokens=0,
+        reason=RestoreFailure.UNREACHABLE,
+    )  # fmt: skip
+    story.tell("w.w1", failed)
+    found = why(story.groups, "q2")
+    assert found is not None
+    assert "restored no tokens from tcp://h:6000: unreachable" in "\n".join(lines_of(found))
 
 
 def test_measured_ttft_is_shown_beside_the_predicted_one() -> None:

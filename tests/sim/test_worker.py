@@ -289,7 +289,7 @@ def test_an_effect_is_applied_once_though_the_agent_dies_after_it():
     assert bench.events(v.EngineDied)[0].reason == "replaced"
 
 
-def _restored(bench, corrupt=False):
+def _restored(bench, corrupt=False, cut=False):
     async def work():
         bench.dispatch(output=1500, checkpoint=("tcp://w1:6000",))
         await asyncio.sleep(2)
@@ -297,6 +297,8 @@ def _restored(bench, corrupt=False):
             daemon = bench.hosts[1].daemon
             content = daemon.store.run("q1", 0, 0, 5, 1)[0]
             daemon.arena.view(content.offset, 16)[0] ^= 1
+        if cut:
+            bench.wires.cut("w1", "w2", "holder")
         bench.hosts[0].engine.kill()
         heard = bench.dispatch(2, attempt=2, output=1500, delivered=300, restore=("tcp://w1:6000",))
         await asyncio.sleep(15)
@@ -324,6 +326,16 @@ def test_a_damaged_block_ends_a_restore_and_what_is_behind_it_is_computed():
     (failed,) = bench.events(v.RestoreFailed, stream="w.w2")
     assert (failed.reason, failed.tokens) == ("corrupt", 160)
     assert bench.changes(v.PrefillChunkDone, stream="w.w2")[0].tokens == 400 - 160
+
+
+def test_a_holder_that_does_not_answer_ends_a_restore_before_it_begins():
+    bench = Bench(3, checkpoint_mb=4)
+    heard = _restored(bench, cut=True)
+    assert heard.ends == ["length"]
+    (failed,) = bench.events(v.RestoreStarted, v.RestoreFailed, stream="w.w2")
+    assert (type(failed), failed.holder, failed.tokens) == (v.RestoreFailed, "tcp://w1:6000", 0)
+    assert failed.reason == "unreachable"
+    assert bench.changes(v.PrefillChunkDone, stream="w.w2")[0].tokens == 400
 
 
 def test_an_attempt_that_waits_for_its_blocks_is_handed_over_at_once():

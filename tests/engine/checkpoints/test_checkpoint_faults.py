@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
+from relume.events.vocabulary import RestoreDone, RestoreFailed
 from relume.events.wire import frames
 from relume.events.wire.kv import kv_messages as m
 from tests.engine import client
@@ -158,8 +158,8 @@ def written(first: Engine, holder: Holder, name: str, **options: Any) -> list[in
 
 def restored(
     second: Engine, holder: Holder, name: str, expected: client.Framed, **options: Any
-) -> tuple[RestoreStarted, Any]:
-    """Takes the request up and compares; how its restore went."""
+) -> list[Any]:
+    """Takes the request up and compares; how its restore went: its beginning and its end."""
     forget_prefixes(second)
     rest = client.ask(
         second.port, PATH, body_for(**options), attempt=2, request=name, response_id=name,
@@ -167,8 +167,7 @@ def restored(
         restore=holder.endpoint,
     )  # fmt: skip
     assert rest.ids == expected.ids[TOKENS:] and isinstance(rest.last, frames.End)
-    started, ended = outcome(second, name)
-    return started, ended
+    return outcome(second, name)
 
 
 def test_a_stream_that_is_slow_damaged_and_cut_is_held_whole(
@@ -198,9 +197,7 @@ def test_a_stream_that_is_slow_damaged_and_cut_is_held_whole(
     assert isinstance(done, RestoreDone) and done.tokens == started.tokens
 
 
-def restored_again(
-    second: Engine, holder: Holder, name: str, expected: client.Framed
-) -> tuple[RestoreStarted, Any]:
+def restored_again(second: Engine, holder: Holder, name: str, expected: client.Framed) -> list[Any]:
     second.agent.events.clear()
     return restored(second, holder, name, expected)
 
@@ -229,6 +226,22 @@ def test_a_holder_killed_in_the_restore_and_after_it(
     _, done = restored(second, holder, "after", expected)
     killer.join()
     assert isinstance(done, RestoreDone)
+
+
+def test_a_holder_that_does_not_answer_is_reported_and_the_request_computed(
+    pair: tuple[Engine, Engine], holder: Holder, expected: client.Framed
+) -> None:
+    first, second = pair
+    written(first, holder, "unanswered")
+    assert holder.daemon.process is not None
+    stop(holder.daemon.process.pid)
+    try:
+        (failed,) = restored(second, holder, "unanswered", expected)
+    finally:
+        os.kill(holder.daemon.process.pid, signal.SIGCONT)
+    assert isinstance(failed, RestoreFailed), "without a beginning"
+    assert (failed.attempt, failed.tokens, failed.reason) == (2, 0, "unreachable")
+    assert failed.holder == holder.endpoint
 
 
 def _kill_when_held(holder: Holder) -> None:

@@ -269,7 +269,8 @@ async def _damaged(scene: Scene) -> None:
             damage(pid)
 
     happened = await hit(scene, "damaged", "w2", strike)
-    failed = of(happened, v.RestoreFailed)
+    begun = {(e.request, e.attempt) for e in of(happened, v.RestoreStarted)}
+    failed = [e for e in of(happened, v.RestoreFailed) if (e.request, e.attempt) in begun]
     assert failed and {e.tokens for e in failed} == {0}
     assert all("corrupt" in e.reason for e in failed), failed
     assert not of(happened, v.RestoreDone)

@@ -88,6 +88,8 @@ def _restores(
             found[key] = _Restore(at.revision, event)
             of_life.setdefault(key[:2], []).append(found[key])
         elif kind in (v.RestoreDone, v.RestoreFailed):
+            if event.child:
+                several.add((worker, event.request, event.attempt))
             key = worker, event.incarnation, event.request, event.attempt
             if restore := found.get(key):
                 restore.usable = restore.first + event.tokens
