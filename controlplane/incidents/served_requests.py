@@ -50,7 +50,7 @@ class ServedRequests:
         self._services: dict[tuple[str, int, str], Service] = {}
         self._of_live: dict[str, list[ServedRequest]] = {}
         self._dropped_at = -1
-        """Tick of the newest service that was dropped."""
+        """Tick of the newest service that was dropped, or not seen."""
         self._corrupt: dict[Engine, Case] = {}
         self._tokenless: dict[str, list[tuple[RunningAttempt, int]]] = {}
         """By live request, attempts that ended without a token, and when."""
@@ -58,7 +58,9 @@ class ServedRequests:
         """By live request, the last attempt that restored blocks."""
 
     def on_tick(self, event: v.Tick) -> None:
-        """Time passes."""
+        """Time passes. What was before the first tick of a log that begins later is not known."""
+        if not self._tick and event.number > 1:
+            self._dropped_at = event.number - 1
         self._tick = event.number
 
     def on_routed(self, event: v.RouteDecided) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from relume.controlplane.cli.output import print_error
 from relume.controlplane.local.local_checkpoints import LINKS
 from relume.controlplane.local.local_fleet import FleetFailed, FleetOptions, LocalFleet
 from relume.events.log.disk import SteadyOutput, is_full
@@ -101,24 +102,24 @@ def main(args: argparse.Namespace) -> int:
     options = options_of(args)
     if "@" in options.etcd:
         remedy = "start `relume serve` and `relume worker` with --etcd @FILE"
-        print(f"relume up: --etcd takes HOST:PORT and no password; {remedy}", file=sys.stderr)
+        print_error(f"relume up: --etcd takes HOST:PORT and no password; {remedy}")
         return 2
     if find_spec("vllm") is None:
         remedy = "install vLLM in this environment (in a checkout: make env)"
-        print(f"relume up: its workers need vLLM; {remedy}", file=sys.stderr)
+        print_error(f"relume up: its workers need vLLM; {remedy}")
         return 2
     if not Path(options.model).exists():
-        print(f"no model at {options.model}: run `make env`, or give --model", file=sys.stderr)
+        print_error(f"no model at {options.model}: run `make env`, or give --model")
         return 1
     try:
         asyncio.run(_run(options))
     except FleetFailed as error:
-        print(f"relume up: {error}", file=sys.stderr)
+        print_error(f"relume up: {error}")
         return 1
     except OSError as error:
         if not is_full(error):
             raise
-        print(f"relume up: {error}: make room, or give --state-dir", file=sys.stderr)
+        print_error(f"relume up: {error}: make room, or give --state-dir")
         return 1
     return 0
 

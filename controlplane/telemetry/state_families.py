@@ -195,11 +195,18 @@ def workers(view: View) -> Iterator[Any]:
         for model, names in view.fleet.withheld.items():
             withheld.add_metric([model], len(names))
     unreadable = family("unreadable_records")
-    if not isinstance(view.fleet.unreadable, UnsetType):
-        for stream, records in view.fleet.unreadable.items():
-            unreadable.add_metric([stream], records.count)
+    for stream, count in _unreadable(view.fleet).items():
+        unreadable.add_metric([stream], count)
     yield from (state, health, failure, breaker, withheld, unreadable)
     yield from families.values()
+
+
+def _unreadable(fleet: Fleet) -> dict[str, int]:
+    """Unreadable records by stream; 0 where there are none, so that the first one is an increase."""
+    found = dict.fromkeys(fleet.streams, 0)
+    if not isinstance(fleet.unreadable, UnsetType):
+        found |= {stream: records.count for stream, records in fleet.unreadable.items()}
+    return found
 
 
 _WORKER_VALUES = (

@@ -13,6 +13,7 @@ from relume.controlplane.telemetry.metric_table import TABLE
 from relume.controlplane.telemetry.metrics_page import Metrics
 from relume.controlplane.telemetry.state_families import TokenCollector
 from relume.events import vocabulary as v
+from relume.policies.state.unreadable import has_unacknowledged
 from tests.admin.scene import VIEWER, Scene
 from tests.policies.story import ready, started
 
@@ -132,6 +133,17 @@ async def test_workers_and_the_log_are_shown_as_they_are_now():
         assert found["relume_leader",] == 1 and found["relume_log_healthy",] == 1
         assert found["relume_fold_revision",] > 0 and found["relume_spool_bytes",] == 0
         assert 0 <= found["relume_log_silence_seconds",] < 5
+
+
+async def test_unreadable_records_are_counted_from_nought():
+    """Without the sample before it, Prometheus would take the first one for no increase."""
+    async with Scene() as scene:
+        writer = await scene.worker("w0")
+        name = "relume_unreadable_records_total"
+        assert (await samples(scene))[name, ("stream", "w.w0")] == 0
+        writer.append(b"\x92\xabtelepathy/9\x01")
+        await scene.until(lambda: has_unacknowledged(scene.replica.fleet, "w0"))
+        assert (await samples(scene))[name, ("stream", "w.w0")] == 1
 
 
 async def test_checkpoints_are_shown_as_the_log_tells_them():

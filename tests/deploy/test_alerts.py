@@ -71,6 +71,20 @@ CASES: dict[str, tuple[list[dict[str, str]], dict[str, list[str]]]] = {
             "RelumeWorkerSuspected": ["w2"],
         },
     ),
+    "a worker computes wrong results": (
+        fleet({"w1": "quarantined"}),
+        {"RelumeWorkerUnhealthy": ["w1"]},
+    ),
+    "a record cannot be read": (
+        [
+            *fleet(),
+            {
+                "series": 'relume_unreadable_records_total{instance="r0", stream="w.w1"}',
+                "values": "0x20 1x219",
+            },
+        ],
+        {"RelumeUnreadableRecords": ["w.w1"]},
+    ),
     "verdicts are withheld": (fleet(withheld=3), {"RelumeVerdictsWithheld": [""]}),
 }
 ALERTS = sorted({name for _, found in CASES.values() for name in found})
@@ -85,6 +99,8 @@ def expected(rule: dict[str, Any], case: str) -> list[dict[str, Any]]:
             labels["instance"] = "r0"
         elif rule["alert"] == "RelumeVerdictsWithheld":
             labels["model"] = "m"
+        elif rule["alert"] == "RelumeUnreadableRecords":
+            labels["stream"] = worker
         else:
             labels["worker"] = worker
         out.append({"exp_labels": labels})

@@ -27,7 +27,8 @@ class Engine:
             steps=1, began_ns=0, running=running, waiting=0, kv_used=0, arrived=100 + arrived
         )
 
-    async def generate(self, *ignored: Any) -> AsyncIterator[Any]:
+    async def generate(self, prompt: Any, params: Any, name: str) -> AsyncIterator[Any]:
+        assert params.temperature == 0 and params.skip_reading_prefix_cache
         self._show(2)
         logprob = SimpleNamespace(logprob=-0.5)
         yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7], logprobs=[{7: logprob}])])

@@ -10,10 +10,13 @@ from relume.chaos.validators import corrupt_engines
 from relume.controlplane.incidents import served_requests
 from relume.controlplane.incidents.case import Case
 from relume.controlplane.incidents.incident import Incident
+from relume.controlplane.incidents.incident_fold import IncidentObserver
 from relume.controlplane.incidents.sentences import lines, summary
 from relume.controlplane.incidents.served_requests import ServedRequests
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import FailedPart, FailureClass, Guarantee, RequestOutcome
+from relume.policies.state.fleet import Fleet
+from relume.policies.state.fold import apply_group
 from tests.incidents.failure_log import FailureLog, live
 from tests.policies.story import decided
 
@@ -62,6 +65,26 @@ def test_requests_since_the_last_right_answers_are_listed_and_earlier_ones_are_n
     text = list(lines(record))
     assert "  late  completed" in text and "  running  completed" in text
     assert live(log.groups) == log.incidents()
+
+
+@pytest.mark.parametrize("good_tick", [-1, 2, 9])
+def test_after_a_snapshot_the_list_says_that_it_may_lack_some(good_tick: int) -> None:
+    """What was served since a tick that the observer did not see is not all known to it."""
+    log, observer = FailureLog(), IncidentObserver()
+    log.ticks(8)
+    seen = len(log.groups)
+    observer.restart(log.revision)
+    log.request("w0", "r0", "late")
+    log.ticks(3)
+    log.ended("late")
+    quarantined(log, good_tick)
+    for group in log.groups[seen:]:
+        apply_group(Fleet(), group, observer.seen)
+        observer.folded(group)
+    (record,) = observer.incidents
+    assert served(record) == {"late": "completed"}
+    assert record.served_at_least == (good_tick < 9)
+    assert not log.one().served_at_least, "all of the log was read"
 
 
 def test_a_request_that_left_the_worker_before_the_verdict_is_listed() -> None:

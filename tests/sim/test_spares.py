@@ -39,6 +39,9 @@ def test_a_spare_takes_the_place_of_a_dead_worker_which_is_the_next_spare() -> N
     assert len(last.spares) == 1 and last.failed == 0
     sent = [at.event for at in events_of(outcome.groups) if type(at.event) is v.RouteDecided]
     (spare,) = first.spares
+    reported = [at for at in events_of(outcome.groups) if type(at.event) is v.CanaryReported]
+    idle = [at.event for at in reported if at.event.worker == spare and at.event.alone]
+    assert [e.error for e in idle[:3]] == [""] * 3, "it answers canaries while it is idle"
     there = [(e.tier, at) for at, e in enumerate(sent) if e.worker == spare]
     assert {tier for tier, _ in there[:5]} == {Tier.BATCH}, "until it is promoted"
     assert {tier for tier, _ in there} > {Tier.BATCH}, "and then all tiers"

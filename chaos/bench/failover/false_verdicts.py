@@ -229,10 +229,10 @@ def run(argv: list[str]) -> dict[str, Any]:
         figures |= {
             "simulated_hours": figure(spent_h, "h", digits=1),
             "simulated_rightly_slow": figure(right, "verdicts", digits=0),
-            "simulated_verdicts": figure(found.total(), "verdicts", digits=0),
+            "simulated_verdicts": figure(found.total(), "verdicts", 0, digits=0),
             "simulated_per_1000_worker_hours": figure(
                 1000 * found.total() / max(workers, 1e-9), "verdicts", digits=3
             ),
         }
-        met &= not error
+        met &= not error and not found
     return {"bench": "false-verdicts", "met": met, "figures": figures}

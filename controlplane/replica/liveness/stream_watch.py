@@ -199,7 +199,8 @@ class StreamWatch:
             if answered.sent - mark.since < bound_s - PROBE_AHEAD_S:
                 self._probe(tasks, key, worker)
             elif _is_owed(mark, worker, config) or not held:
-                if self._judge(key, of, mark, now, held, config):
+                seen = _silence(mark.since, mark, now, ProbeResult.ANSWERED, held)
+                if self._judge(key, of, seen, config):
                     del marks[of]
 
     def _look_unanswered(
@@ -218,8 +219,8 @@ class StreamWatch:
             return
         for of, mark in late.items():
             if _is_owed(mark, worker, config):
-                whole = msgspec.structs.replace(mark, since=heard)
-                if self._judge(key, of, whole, now, -1, config, ProbeResult.SILENT):
+                seen = _silence(heard, mark, now, ProbeResult.SILENT)
+                if self._judge(key, of, seen, config):
                     self._marks[key].pop(of, None)
 
     def _has_begun(self, request: str, delivered: dict[str, int]) -> bool:
@@ -259,24 +260,9 @@ class StreamWatch:
             self._marks.pop(key, None)
         return found
 
-    def _judge(
-        self,
-        key: Engine,
-        of: Attempt,
-        mark: Mark,
-        now: float,
-        held: int,
-        config: OverdueConfig,
-        probe: ProbeResult = ProbeResult.ANSWERED,
-    ) -> bool:
+    def _judge(self, key: Engine, of: Attempt, seen: Silence, config: OverdueConfig) -> bool:
         """Judge one stream; a stuck one loses its attempt. Returns whether it is stuck."""
         scheduler = self._scheduler
-        seen = Silence(
-            silent_us=int((now - mark.since) * 1e6),
-            from_step=mark.from_step,
-            probe=probe,
-            held=held,
-        )
         try:
             basis = scheduler.decisions.basis()
             found = overdue.judge(scheduler.view.fleet, key, of, seen, config)
@@ -300,14 +286,14 @@ class StreamWatch:
                     finished=found.finished,
                     bound_us=found.bound_us,
                     stuck=found.stuck,
-                    held=held,
+                    held=seen.held,
                 )
             )
         except LogError as error:  # without the log nothing more can be judged
             log.warning("stream_not_judged", request=of[0], reason=str(error))
             return False
         log.warning("stream_stuck", request=of[0], worker=key[0], silent_us=seen.silent_us)
-        if probe == ProbeResult.ANSWERED:
+        if seen.probe == ProbeResult.ANSWERED:
             self._gateway.break_stream(*key, *of, TransportKind.STUCK, DETAIL)
         else:
             self._gateway.break_stream(*key, *of, TransportKind.UNREACHABLE, overdue.OUT_OF_REACH)
@@ -341,6 +327,12 @@ class StreamWatch:
         self._unanswered.pop(key, None)
         if (who.worker, who.incarnation) == key:
             self._answered[key] = Answered(sent, self._now(), who.held)
+
+
+def _silence(since: float, mark: Mark, now: float, probe: ProbeResult, held: int = -1) -> Silence:
+    """What is seen of a stream that has had no byte `since`."""
+    silent_us = int((now - since) * 1e6)
+    return Silence(silent_us=silent_us, from_step=mark.from_step, probe=probe, held=held)
 
 
 def _is_owed(mark: Mark, worker: Worker, config: OverdueConfig) -> bool:

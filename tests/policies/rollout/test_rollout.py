@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import EffectKind, RolloutStage
+from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState, RolloutStage
 from relume.policies import decision_versions
 from relume.policies.health import health_settings
 from relume.policies.health.health_settings import HealthConfig
@@ -159,6 +159,29 @@ def test_a_new_engine_answers_a_canary_first_if_the_old_one_had_some() -> None:
     fleet.canary("w0")
     fleet.healthy_ticks(1)
     assert fleet.told[-1] == ("returned", ("w0",))
+
+
+def health_decided(name: str, state: HealthState) -> v.HealthDecided:
+    failure = FailureClass.NONE if state == HealthState.HEALTHY else FailureClass.CORRUPTION
+    return v.HealthDecided(
+        worker=name, incarnation=1, state=state, failure=failure, evidence="", since=1
+    )
+
+
+@pytest.mark.parametrize("state", [HealthState.QUARANTINED, HealthState.UNHEALTHY])
+def test_it_waits_while_a_worker_s_canaries_or_requests_fail(state: HealthState) -> None:
+    fleet = RollingFleet("a", "b", "c")
+    fleet.command()
+    fleet.healthy_ticks(3)
+    fleet.again("w0")
+    fleet.tell("fleet", health_decided("w2", state))
+    assert fleet.told[-1] == ("restarting", ("w0",))
+    fleet.healthy_ticks(4)
+    assert [stage for stage, _ in fleet.told][-2:] == ["returned", "paused"]
+    assert fleet.stages[-1].reason == f"w2 is {state}"
+    fleet.tell("fleet", health_decided("w2", HealthState.HEALTHY))
+    fleet.healthy_ticks(1)
+    assert fleet.told[-1] == ("draining", ("w1",))
 
 
 @pytest.mark.parametrize("kind", ["dead", "floor"])

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from relume.chaos.validators.promises.workers import i27_rolling_restart
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import RolloutStage
-from tests.policies.rollout.test_rollout import RollingFleet
+from relume.events.vocabulary.enums import HealthState, RolloutStage
+from tests.policies.rollout.test_rollout import RollingFleet, health_decided
 from tests.policies.story import MODEL, Story, ready, started
 
 
@@ -65,6 +65,13 @@ def test_a_step_that_leaves_nobody_open_is_found(story: Story) -> None:
     story.healthy_ticks(1)
     story.tell("fleet", stage(RolloutStage.DRAINING, "w0", "w1"))
     assert found(story) == [f"w0, w1 drain, and no other worker of {MODEL} is open"]
+
+
+def test_a_step_beside_a_quarantined_worker_is_found(story: Story) -> None:
+    story.tell("fleet", health_decided("w2", HealthState.QUARANTINED))
+    story.healthy_ticks(1)
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0"))
+    assert found(story) == ["w0 drain while w2 is quarantined"]
 
 
 def test_an_old_engine_that_returns_is_found(story: Story) -> None:

@@ -1,5 +1,6 @@
-"""I27: a rolling restart takes one failure domain at a time, leaves a worker open, and gives requests
-to new engines alone, after their canaries if there are any.
+"""I27: a rolling restart takes one failure domain at a time, none while a worker of the model is
+unhealthy or quarantined, leaves a worker open, and gives requests to new engines alone, after their
+canaries if there are any.
 
 Its leader decides from the log up to a tick: facts are those of the last tick before the decision.
 """
@@ -64,10 +65,21 @@ class _Walk:
         domains = {self._standing(name).domain for name in event.workers}
         if len(domains) != 1:
             yield f"{', '.join(event.workers)} drain at once, of {len(domains)} domains"
+        for name in self._known.workers:
+            if state := self._unwell(name, event.model):
+                yield f"{', '.join(event.workers)} drain while {name} is {state}"
         rest = [name for name in self._known.workers if name not in event.workers]
         leaves_open = any(self._is_open(name, event.model) for name in rest)
         if not leaves_open and any(self._is_open(name, event.model) for name in event.workers):
             yield f"{', '.join(event.workers)} drain, and no other worker of {event.model} is open"
+
+    def _unwell(self, name: str, model: str) -> str:
+        """The state of a worker that serves and is excluded for its health."""
+        standing, health = self._standing(name), self._known.workers[name].health.at(self.tick)
+        serves = standing.present and standing.engine == EnginePhase.READY
+        if not serves or standing.draining or standing.model != model or health is None:
+            return ""
+        return health.state if health.state in EXCLUDED else ""
 
     def _is_open(self, name: str, model: str) -> bool:
         standing = self._standing(name)
