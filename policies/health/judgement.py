@@ -17,7 +17,7 @@ decided last. Time is ticks.
   by the factor that predictions learn (`Worker.slowness`), which takes minutes to learn.
 - *Wrong answers* to canaries quarantine the worker, since version 4 (`relume.policies.canary`). The
   quarantine outlives a restart. Right answers of a later engine lead to probes, and these out of it;
-  since version 9 only if another engine answered likewise.
+  since version 9 not if that engine was the first of its class, so that its answers are the values.
 - *Contradicted answers* to clients' requests do the same, since version 5 (`relume.policies.crosscheck`).
 - *Unreadable reports* exclude the worker, since version 8, if its agent dropped some in several ticks
   within the window, or reads no more of the engine.
