@@ -33,7 +33,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "overdue": 5,
     "leader": 1,
     "detail": 1,
-    "health": 9,
+    "health": 10,
     "cross_check": 1,
     "degradation": 1,
     "spares": 2,
@@ -53,7 +53,7 @@ RETAKEN: dict[str, tuple[int, ...]] = {
     "admission": (1, 2),
     "stall": (1, 2),
     "overdue": (1, 2, 3, 4),
-    "health": (1, 2, 3, 4, 5, 6, 7, 8),
+    "health": (1, 2, 3, 4, 5, 6, 7, 8, 9),
     "spares": (1,),
 }
 """Older versions of which this build still has the rule: 1 of `route.least_load` forgets failures that
@@ -66,9 +66,9 @@ if no request waits; `stall` has its own in `relume.policies.liveness.stall.HUNG
 1 and 2 of `health` differ in how slow workers are found (a worker that is probed keeps its overhead,
 and a probe that ended early stays open), 1 to 3 have no canaries, 1 to 4 no cross-checks and no
 fading of an idle worker's overhead, 1 to 5 forget each failure with its window, 1 to 6 withhold a
-quarantine because of other workers' failures, 1 to 7 do not judge by unreadable reports, and in 1 to
+quarantine because of other workers' failures, 1 to 7 do not judge by unreadable reports, in 1 to
 8 no replica takes over the probes whose requests all wait, and a quarantine ends with answers that only
-the engine itself says are right; 1 of `spares` decides again what is
+the engine itself says are right, in 9 only an earlier engine of the worker; 1 of `spares` decides again what is
 written and not yet folded."""
 
 STATE_SHAPE = 1

@@ -6,7 +6,7 @@ latest answer when values are replaced. An engine that starts begins anew.
 
 from __future__ import annotations
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from relume.events.vocabulary import CanaryReported, CanaryValuesDecided
 from relume.policies.canary import golden_values
@@ -111,7 +111,7 @@ def mark_all_undecided(fleet: Fleet, config: CanaryConfig) -> list[Worker]:
 
 
 def record_values(
-    fleet: Fleet, event: CanaryValuesDecided, config: CanaryConfig
+    fleet: Fleet, event: CanaryValuesDecided, config: CanaryConfig, dated: bool
 ) -> list[tuple[Worker, bool]]:
     """Golden values hold from here on; returns the workers whose answers were compared anew, and
     whether no answer of them is wrong any more. Where they replace those of a majority, an answer that
@@ -120,7 +120,10 @@ def record_values(
         fleet.canaries = {}
     known = fleet.canaries.setdefault(event.kind, ClassValues())
     before = known.values.get(event.canary)
-    known.values[event.canary] = golden_values.values_of(event)
+    since: int | UnsetType = fleet.tick if dated else UNSET
+    if before is not None and before.witnesses == event.witnesses:
+        since = before.since
+    known.values[event.canary] = golden_values.values_of(event, since)
     known.owed[event.canary] = event.version
     compared = []
     for worker in fleet.workers.values():
@@ -166,6 +169,17 @@ def is_wrong(record: CanaryRecord, config: CanaryConfig) -> bool:
     """Whether enough answers are wrong: those to different canaries, or to one again and again."""
     return len(record.wrong) >= config.confirm or (
         max(record.wrong.values(), default=0) >= config.repeats
+    )
+
+
+def is_witnessed(fleet: Fleet, name: str, record: CanaryRecord, tick: int) -> bool:
+    """Whether another worker than `name` says the same as the golden values of its class, or this
+    one did before `tick`."""
+    classes = {} if isinstance(fleet.canaries, UnsetType) else fleet.canaries
+    values = classes[record.kind].values.values() if record.kind in classes else ()
+    return all(
+        one.witnesses != (name,) or isinstance(one.since, UnsetType) or one.since < tick
+        for one in values
     )
 
 

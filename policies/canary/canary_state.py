@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 
 class CanaryAnswer(Struct, frozen=True, kw_only=True):
@@ -16,7 +16,8 @@ class CanaryAnswer(Struct, frozen=True, kw_only=True):
 
 
 class CanaryValues(Struct, frozen=True, kw_only=True):
-    """The golden values of one canary for one class, see `CanaryValuesDecided`."""
+    """The golden values of one canary for one class, see `CanaryValuesDecided`. `since`: tick from
+    which these witnesses agree."""
 
     version: int
     tokens: tuple[int, ...]
@@ -24,6 +25,7 @@ class CanaryValues(Struct, frozen=True, kw_only=True):
     high: tuple[float, ...]
     exact: bool
     witnesses: tuple[str, ...]
+    since: int | UnsetType = UNSET  # not before version 10 of `health`
 
 
 class CanaryRecord(Struct, kw_only=True):

@@ -147,7 +147,7 @@ def _bounds(
     return tuple(choose(column) for column in zip(*(a.logprobs for a in like), strict=True))
 
 
-def values_of(event: CanaryValuesDecided) -> CanaryValues:
+def values_of(event: CanaryValuesDecided, since: int | UnsetType) -> CanaryValues:
     """As the fold has them."""
     return CanaryValues(
         version=event.version,
@@ -156,4 +156,5 @@ def values_of(event: CanaryValuesDecided) -> CanaryValues:
         high=event.high,
         exact=event.exact,
         witnesses=event.witnesses,
+        since=since,
     )

@@ -84,7 +84,7 @@ def on_canary_values(fleet: Fleet, stream: str, epoch: int, event: v.CanaryValue
     """The answers of its class are compared with the golden values from here on."""
     if all_know(fleet, 9):
         _note_unproven(fleet, event)
-    compared = answers.record_values(fleet, event, Review(fleet).canary)
+    compared = answers.record_values(fleet, event, Review(fleet).canary, dated=all_know(fleet, 10))
     for worker, is_right_now in compared:
         record = answers.record_of(worker)
         if record is not None and (record.wrong or record.doubtful):
@@ -99,7 +99,8 @@ def on_canary_values(fleet: Fleet, stream: str, epoch: int, event: v.CanaryValue
 
 def _note_unproven(fleet: Fleet, event: v.CanaryValuesDecided) -> None:
     """The next engine of a quarantined worker is in another class, such as with other weights, and in
-    that one alone. Then its answers are right by definition, and end no quarantine."""
+    that one alone. Then its answers are right by definition, and end no quarantine. Since version 10 the
+    values say so themselves (`CanaryValues.since`), also to the engines after it."""
     classes = {} if isinstance(fleet.canaries, UnsetType) else fleet.canaries
     is_new = (known := classes.get(event.kind)) is None or not known.values
     for name in event.witnesses:

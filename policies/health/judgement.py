@@ -17,7 +17,8 @@ decided last. Time is ticks.
   by the factor that predictions learn (`Worker.slowness`), which takes minutes to learn.
 - *Wrong answers* to canaries quarantine the worker, since version 4 (`relume.policies.canary`). The
   quarantine outlives a restart. Right answers of a later engine lead to probes, and these out of it;
-  since version 9 not if that engine was the first of its class, so that its answers are the values.
+  since version 9 not if that engine was the first of its class, so that its answers are the values,
+  since version 10 nor if one of the worker's engines was that in this quarantine.
 - *Contradicted answers* to clients' requests do the same, since version 5 (`relume.policies.crosscheck`).
 - *Unreadable reports* exclude the worker, since version 8, if its agent dropped some in several ticks
   within the window, or reads no more of the engine.
@@ -368,9 +369,11 @@ def _of_canaries(review: Review, worker: Worker, health: WorkerHealth) -> Found 
         return Finding.UNTRUSTED, FailureClass.CORRUPTION, answers.in_words(record)
     if health.state != HealthState.QUARANTINED or isinstance(health.quarantined, UnsetType):
         return None
-    is_proven = health.unproven != worker.incarnation
     is_new = worker.incarnation > health.quarantined
-    if is_new and is_proven and record.good >= review.canary.release:
+    if not is_new or record.good < review.canary.release:
+        return None
+    is_witnessed = answers.is_witnessed(review.fleet, worker.name, record, health.opened)
+    if is_witnessed and health.unproven != worker.incarnation:
         evidence = f"{record.good} right answers to canaries in a row"
         return Finding.RELEASED, FailureClass.CORRUPTION, evidence
     return None

@@ -163,6 +163,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "f3d0b61a419539afb1883bb7cf371e35aa827516d430d8374449c55fed8cb898",
         (v.StallJudged, v.WorkerSuspected, v.WorkerCleared, v.TimerFired),
     ),
+    "damaged-weights": (
+        "9e28ba48b13d018e80e76e0c509c944f771a8ebfb52b52e3dfd5682df1065199",
+        (v.HealthDecided, v.CanaryValuesDecided, v.EngineDied),
+    ),
     "who-probes": (
         "392cd78709b210d5e1f9abfdaddb2b1f6f8c22ec329b8a7415db8ebf3d42655c",
         (v.HealthDecided,),

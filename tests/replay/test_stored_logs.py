@@ -23,6 +23,7 @@ from relume.controlplane.replay.verify import verify
 from relume.controlplane.replay.why import why
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AttemptMode
+from relume.policies.canary import answers
 from relume.policies.checkpoints import placement
 from relume.policies.health import judgement
 from relume.policies.liveness import overdue, stall
@@ -192,6 +193,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "waits foretold": ("admission.admission_queue", "WINDOW", 32, "admission-steady"),
     "turns of tenants": ("admission.fair_queue", "QUANTUM", 512, "admission-deadlines"),
     "who waits": (judgement.Review, "_with_probes_for", lonely, "who-probes"),
+    "who ends a quarantine": (answers, "is_witnessed", lenient, "damaged-weights"),
     "who may use a spare": ("routing.saturation", "takes_spares", lenient, "batch-passes"),
     "what a spare takes": ("routing.saturation", "BATCH_RANK", 0, "batch-spares"),
     "recovery mode": ("recovery.resume_mode", "MODES", starting_anew, "recoveries"),

@@ -245,7 +245,7 @@ def test_a_quarantine_outlives_a_restart_and_ends_with_right_answers() -> None:
     assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
 
 
-@pytest.mark.parametrize("version", [8, 9])
+@pytest.mark.parametrize("version", [8, 9, 10])
 @pytest.mark.parametrize("weights", ["", "damaged"])
 def test_the_next_engine_s_own_word_ends_no_quarantine(version: int, weights: str) -> None:
     """With other weights it is in a class of its own, whose golden values are its answers."""
@@ -265,6 +265,43 @@ def test_the_next_engine_s_own_word_ends_no_quarantine(version: int, weights: st
         all_report(fleet, "w2", **wrong)
         all_report(fleet, "w1", **wrong)
         assert fleet.state("w1") == HealthState.HEALTHY
+
+
+@pytest.mark.parametrize("version", [9, 10])
+def test_nor_does_that_of_the_engine_before(version: int) -> None:
+    """The second engine with the damaged weights finds the golden values of the first one."""
+    fleet = LedFleet(workers=3, version=version)
+    all_report(fleet)
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    for incarnation in (2, 3, 4):
+        fleet.ticks(1)
+        restarted(fleet, "w1", incarnation)
+        for _ in range(4):
+            all_report(fleet, "w1", tokens=(1, 2, 3), weights="damaged")
+    released = version == 9
+    assert fleet.state("w1") == (HealthState.HEALTHY if released else HealthState.QUARANTINED)
+    restarted(fleet, "w1", 5)
+    for _ in range(4):
+        all_report(fleet, "w1")
+    assert fleet.state("w1") == HealthState.HEALTHY, "the weights of its class"
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+def test_its_own_word_of_before_the_quarantine_ends_it() -> None:
+    """It is alone with these weights, returns to the ones it had, and answers as it did then."""
+    fleet = LedFleet(workers=3)
+    all_report(fleet, "w0", "w2")
+    all_report(fleet, "w1", weights="former")
+    fleet.ticks(1)
+    restarted(fleet, "w1", 2)
+    for canary in RIGHT:
+        reports(fleet, "w1", canary, tokens=(1, 2, 3))
+    assert fleet.state("w1") == HealthState.QUARANTINED
+    restarted(fleet, "w1", 3)
+    for _ in range(4):
+        all_report(fleet, "w1", weights="former")
+    assert fleet.state("w1") == HealthState.HEALTHY
 
 
 @pytest.mark.parametrize("restart", (1, 0))
