@@ -280,6 +280,10 @@ class KnownFacts:
         if stream.startswith("w."):
             self._worker(stream[2:]).change(revision, unreadable=True)
 
+    def _skipped(self, revision: int, stream: str, _: int, event: v.SegmentSkipped) -> None:
+        if event.stream.startswith("w."):
+            self._worker(event.stream[2:]).change(revision, unreadable=True)
+
     def _commanded(self, revision: int, stream: str, _: int, event: v.AdminCommanded) -> None:
         if event.command == AdminCommand.TRUST and event.target in self.workers:
             self._worker(event.target).change(revision, unreadable=False)
@@ -492,6 +496,7 @@ _HANDLERS: dict[type, Callable[[KnownFacts, int, str, int, Any], None]] = {
     v.RolloutDecided: KnownFacts._rollout,
     v.HealthDecided: KnownFacts._health,
     v.SparesDecided: KnownFacts._spares,
+    v.SegmentSkipped: KnownFacts._skipped,
     UnreadableRecord: KnownFacts._unreadable,
     v.AdminCommanded: KnownFacts._commanded,
     v.ReplicaStarted: KnownFacts._began,

@@ -267,7 +267,7 @@ async def check_etcd(config: ServeConfig) -> list[Finding]:
         if probe.member_count == 1:
             text = "one member: its disk is the only copy of the log"
             findings.append(Finding("warn", "etcd", text, "three members for production"))
-        findings.append(await check_log(log, config))
+        findings += [await check_log(log, config), *await check_segments(log)]
         findings.append(_space(probe, config))
         findings.append(await _lease(log, config))
     return findings
@@ -308,6 +308,37 @@ async def check_log(log: EtcdLog, config: ServeConfig) -> Finding:
         "restore a backup of etcd or name the right one (--etcd); else replicas begin a new log"
     )
     return Finding("warn", "log", text, remedy)
+
+
+async def check_segments(log: EtcdLog) -> list[Finding]:
+    """Segments in etcd that cannot be read."""
+    from relume.controlplane.history.continuity.lost_log import begin_remedy
+    from relume.events.etcd.keys import Keys
+    from relume.events.etcd.maintenance import Maintenance
+    from relume.events.etcd.reader.scan import Scan
+    from relume.events.log.damaged_segment import DamagedSegment
+    from relume.events.log.errors import BrokenChain, CorruptSegment, LogError
+
+    keys, skipped, found = Keys(log.config.prefix), list[DamagedSegment](), list[Finding]()
+    begin = begin_remedy()
+    try:
+        begin = begin_remedy(await Maintenance(log.client).identity())
+        reader = log.reader()
+        reader.on_damage = skipped.append
+        await reader.read()
+        scan = Scan(log.client, keys, 0, on_damage=lambda *_at: None)
+        for damaged in skipped:
+            name, text = damaged.stream, f"segment {damaged.seq} of {damaged.stream} is skipped"
+            remedy = begin
+            if (await scan.listed(name)).last <= damaged.seq:  # no segment needs it
+                key = keys.segment(name, damaged.seq).decode()
+                remedy = f"etcdctl del {key}, restart the agent, then relume trust {name[2:]}"
+            found.append(Finding("fail", "log", f"{text}: {damaged.reason}", remedy))
+    except (BrokenChain, CorruptSegment) as error:
+        found.append(Finding("fail", "log", f"no replica can read it: {error}", begin))
+    except LogError as error:
+        found.append(Finding("fail", "log", str(error), "see the runbook"))
+    return found
 
 
 def _space(probe: Probe, config: ServeConfig) -> Finding:

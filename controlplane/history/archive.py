@@ -276,6 +276,10 @@ class ArchiveFile:
         header = msgspec.json.encode(Header(1, archive.log_id, after))
         self._file.write(MAGIC + _LEN.pack(len(header)) + header)
 
+    def heads(self) -> dict[str, tuple[int, bytes, int]]:
+        """Where each stream ends that was added, or is in the archive."""
+        return dict(self._chain.heads)
+
     def add(self, groups: Iterable[RevisionGroup]) -> None:
         """Write `groups` (in order) as one block.
 

@@ -25,7 +25,7 @@ from relume.controlplane.history.errors import HistoryError, HistoryGap
 from relume.controlplane.history.snapshots import Manifest
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import Compacted
-from relume.events.log.interface import LogReader, RevisionGroup
+from relume.events.log.interface import Heads, LogReader, RevisionGroup
 from relume.events.log.segment import Chain
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
@@ -112,7 +112,7 @@ async def load_history(
         more, end = await asyncio.to_thread(read_archive, archive_dir, log_id, last)
         groups += more
         try:
-            groups += await reader.read(end)
+            groups += await reader.read(end, heads=_ends(groups))
             break
         except Compacted as error:
             # The leader may have sealed more, and trimmed it, while we read.
@@ -122,6 +122,11 @@ async def load_history(
         last = end
     await asyncio.to_thread(check_chain, groups)
     return groups
+
+
+def _ends(groups: list[RevisionGroup]) -> Heads:
+    segments = (segment for group in groups for segment in group.segments)
+    return {s.stream: (s.seq, s.hash, s.last + 1) for s in segments}
 
 
 def read_archive(

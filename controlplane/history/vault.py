@@ -95,7 +95,8 @@ class Vault:
         """Add what the log holds in (last, until]. Raises Compacted, LogUnavailable."""
         while self.last < until:
             end = min(self.last + _STEP, until)
-            for group in await reader.read(self.last, end):
+            heads = self._file.heads() if self._file is not None else self.archive.heads()
+            for group in await reader.read(self.last, end, heads):
                 self.add(group)
             await self.flush()
             self.last = end

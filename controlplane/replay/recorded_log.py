@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
 from msgspec import Struct
 
 from relume.controlplane.history import snapshots
@@ -19,8 +20,11 @@ from relume.controlplane.replay.store import BadStoredLog, Footer, StoredLog
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
+from relume.events.log.damaged_segment import DamagedSegment
 from relume.events.log.interface import RevisionGroup
 from relume.policies.state.fleet import Fleet
+
+log = structlog.get_logger("relume.replay")
 
 
 class History(Struct, kw_only=True):
@@ -74,13 +78,15 @@ async def from_etcd(config: EtcdConfig, *archive_dirs: str | Path) -> History:
     origin = f"etcd {', '.join(config.endpoints)} {config.prefix}"
     async with EtcdLog(config) as etcd:
         log_id = await Maintenance(etcd.client).identity()
+        reader = etcd.reader()
+        reader.on_damage = _name_skipped
         for root in map(Path, archive_dirs):
             if log_id and (root / log_id).is_dir():
-                groups = await load_history(root, etcd.reader(), log_id)
+                groups = await load_history(root, reader, log_id)
                 return History(
                     groups=groups, origin=f"{origin} and archive {root}", archived=root / log_id
                 )
-        groups = await etcd.reader().read()
+        groups = await reader.read()
     missing = _beginnings(groups)
     if missing:
         stream, revision = missing[0]
@@ -90,6 +96,12 @@ async def from_etcd(config: EtcdConfig, *archive_dirs: str | Path) -> History:
             f"stream {stream} has been trimmed; name the archive of the log (--archive DIR)",
         )
     return History(groups=groups, origin=origin)
+
+
+def _name_skipped(damaged: DamagedSegment) -> None:
+    log.warning(
+        "segment_skipped", stream=damaged.stream, segment=damaged.seq, reason=damaged.reason
+    )
 
 
 def _beginnings(groups: list[RevisionGroup]) -> list[tuple[str, int]]:

@@ -619,6 +619,10 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
         if e.level != e.was
         else f"feature level {e.level}, stated again"
     ],
+    v.SegmentSkipped: lambda e: [
+        f"segment {e.segment} of {e.stream} is skipped: {e.reason}; the stream is read up to "
+        f"segment {e.after}, until another one follows it"
+    ],
     v.SparesDecided: spares_lines,
     v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],
     v.WorkerForgotten: lambda e: [f"worker {e.worker} left long ago and is removed from the state"],

@@ -67,6 +67,11 @@ class Leadership:
         return self._writer is not None
 
     @property
+    def acting(self) -> bool:
+        """Whether it leads, and has folded what its predecessor wrote."""
+        return self._acting
+
+    @property
     def epoch(self) -> int:
         """Epoch of our leadership, 0 when not leading."""
         return self._writer.epoch if self._writer is not None else 0

@@ -19,6 +19,7 @@ import structlog
 from msgspec import Struct, structs
 
 from relume.controlplane.gateway.ports import GatewayPort
+from relume.controlplane.history.continuity.damaged_streams import DamagedStreams
 from relume.controlplane.history.replica_restore import History
 from relume.controlplane.incidents.incident_fold import IncidentObserver
 from relume.controlplane.replica.crosscheck.check_watch import CrossCheckWatch
@@ -156,6 +157,7 @@ class Replica:
         """What keeping history says of itself (history.keeper.KeeperStatus), for metrics."""
         self.foreign_keys: set[bytes] = set()
         """Keys in the log's prefix that Relume does not write, as the reader met them."""
+        self.damaged = DamagedStreams(self.fleet, self.leadership)
         self.watches: dict[str, Watch] = {}
         """What acts beside the fold, from `run` on."""
         self.incidents = IncidentObserver()
@@ -286,6 +288,7 @@ class Replica:
             self.last_group_at = time.monotonic()
             self.scheduler.decisions.received(group.revision)
             apply_group(self.fleet, group, self._seen)
+            self.damaged.record()
             feature_level.check_build(self.fleet, self.config.feature_level)
             evidence.owed(self.fleet)  # the leader took it, event by event
             engines, self._engines_came = self._engines_came, False
@@ -298,7 +301,8 @@ class Replica:
         history."""
         while True:
             if self._groups is None:
-                self._groups = self._reader.follow(max(self.covered, self.fleet.revision))
+                after = max(self.covered, self.fleet.revision)
+                self._groups = self._reader.follow(after, heads_of(self.fleet))
             try:
                 group = await anext(self._groups)
                 _check_continues(self.fleet, group)
@@ -349,6 +353,12 @@ class Replica:
     async def _until_fenced(self) -> None:
         await self.writer.fenced()
         raise self.writer.fence or Fenced(self.writer.stream, self.writer.epoch)
+
+
+def heads_of(fleet: Fleet) -> dict[str, tuple[int, bytes, int]]:
+    """Where each stream ends that was folded."""
+    streams = fleet.streams.items()
+    return {name: (head.seq, head.hash, head.position + 1) for name, head in streams}
 
 
 def _check_continues(fleet: Fleet, group: RevisionGroup) -> None:

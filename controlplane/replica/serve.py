@@ -126,6 +126,7 @@ async def _serve(config: ServeConfig) -> None:
         reader = etcd.reader()
         replica = Replica(_replica_config(config), reader, writer, etcd.writer, history)
         reader.on_foreign_key = replica.note_foreign_key
+        reader.on_damage = replica.damaged.note
         keeper = keeper_of(config, replica, reader, etcd)
         stack.enter_context(tracing(replica.scheduler, config.name, config.trace_file, os.environ))
         seen = LastSeen.of_replica(config.spool_dir, config.name, Maintenance(etcd.client))

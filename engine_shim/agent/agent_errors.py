@@ -71,7 +71,7 @@ class WorkerFenced(AgentError):
     def __init__(self, stream: str, epoch: int) -> None:
         super().__init__(
             f"another agent took stream {stream}; our epoch {epoch} is over. Give each agent its own "
-            "--worker"
+            "--worker; if there is no other agent, relume doctor says what stands in the stream"
         )
         self.stream = stream
         self.epoch = epoch

@@ -15,10 +15,11 @@ from relume.events.etcd.client.etcd_versions import NotAVersion, judge, parse_ve
 from relume.events.etcd.config import EtcdConfig, parse_url
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.metrics import quota_bytes
-from relume.events.etcd.reader.log_reader import EtcdReader, Heads
+from relume.events.etcd.reader.log_reader import EtcdReader
 from relume.events.etcd.reader.scan import together
 from relume.events.etcd.writer.stream_writer import EtcdWriter
 from relume.events.log.errors import LogError
+from relume.events.log.interface import Heads
 
 
 class MemberState(Struct, frozen=True, kw_only=True):

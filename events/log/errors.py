@@ -53,6 +53,7 @@ class BrokenChain(LogError):
 
     def __init__(self, stream: str, seq: int, detail: str) -> None:
         super().__init__(f"stream {stream} breaks at segment {seq}: {detail}")
+        self.detail = detail
         self.stream = stream
         self.seq = seq
 

@@ -7,13 +7,16 @@ in segment).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from relume.events.log.errors import Fenced
 from relume.events.log.segment import Segment
+
+Heads = Mapping[str, tuple[int, bytes, int]]
+"""By stream: number and hash of its last segment, and the position of its next event."""
 
 
 class RevisionGroup(Struct, frozen=True, gc=False):
@@ -98,16 +101,20 @@ class StreamWriter(Protocol):
 class LogReader(Protocol):
     """Reads the whole log, then follows it."""
 
-    def follow(self, after: int = 0) -> AsyncIterator[RevisionGroup]:
+    def follow(self, after: int = 0, heads: Heads | None = None) -> AsyncIterator[RevisionGroup]:
         """Every revision group with revision > `after`, in order, for ever, whole groups.
 
-        `after=0` starts at the beginning of what the log holds. Reconnects by itself.
-        Raises Compacted when `after` has been trimmed.
+        `after=0` starts at the beginning of what the log holds. `heads`: ends of the streams at
+        `after`, which the groups continue. Reconnects by itself. Raises Compacted when `after` has
+        been trimmed.
         """
         ...
 
-    async def read(self, after: int = 0, until: int = 0) -> list[RevisionGroup]:
-        """The groups in (after, until]; `until=0` means up to the present revision."""
+    async def read(
+        self, after: int = 0, until: int = 0, heads: Heads | None = None
+    ) -> list[RevisionGroup]:
+        """The groups in (after, until]; `until=0` means up to the present revision. `heads` as in
+        `follow`."""
         ...
 
     async def owners(self) -> dict[str, int]:

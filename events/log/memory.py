@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from relume.events.log.codec import encode
 from relume.events.log.errors import Compacted, Fenced, LogReplaced, StreamOwned
-from relume.events.log.interface import LandedSegment, RevisionGroup
+from relume.events.log.interface import Heads, LandedSegment, RevisionGroup
 from relume.events.log.segment import GENESIS, pack, unpack
 
 
@@ -68,7 +68,9 @@ class MemoryLog:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    async def follow(self, after: int = 0) -> AsyncIterator[RevisionGroup]:
+    async def follow(
+        self, after: int = 0, heads: Heads | None = None
+    ) -> AsyncIterator[RevisionGroup]:
         """See relume.events.log.interface.LogReader.follow."""
         while True:
             news = self._news
@@ -78,7 +80,9 @@ class MemoryLog:
             if after >= self.revision:
                 await news.wait()
 
-    async def read(self, after: int = 0, until: int = 0) -> list[RevisionGroup]:
+    async def read(
+        self, after: int = 0, until: int = 0, heads: Heads | None = None
+    ) -> list[RevisionGroup]:
         """See relume.events.log.interface.LogReader.read."""
         if after and after < self._trimmed:
             raise Compacted(after, self._trimmed + 1)

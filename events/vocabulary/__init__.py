@@ -48,6 +48,7 @@ from relume.events.vocabulary.leader_events import (
     LeaderResigned,
     ReplicaLost,
     RolloutDecided,
+    SegmentSkipped,
     SnapshotTaken,
     SparesDecided,
     StateHashed,
@@ -183,6 +184,7 @@ LEADER_EVENTS = (
     | DegradationDecided
     | RolloutDecided
     | FeatureLevelRaised
+    | SegmentSkipped
     | SparesDecided
 )
 AnyEvent = WORKER_EVENTS | REPLICA_EVENTS | LEADER_EVENTS

@@ -231,6 +231,19 @@ class FeatureLevelRaised(Event, frozen=True, tag="feature_level_raised/1", kw_on
     """The live replicas."""
 
 
+class SegmentSkipped(Event, frozen=True, tag="segment_skipped/1", kw_only=True):
+    """Fact: a segment of a worker's stream is damaged, or does not continue it. No reader uses it."""
+
+    stream: str
+    """`w.` and the worker's name."""
+    segment: int
+    """Its number in the stream."""
+    after: int
+    """Number of the last segment that is used (0: none), until another one continues the stream."""
+    reason: str
+    """What is wrong with it."""
+
+
 class SparesDecided(Event, frozen=True, tag="spares_decided/1", kw_only=True):
     """Decision: which workers of a model are spares. A spare gets no requests while another worker of
     its model is open, except those of tier batch and those that another worker failed."""

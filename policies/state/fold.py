@@ -379,6 +379,7 @@ _HANDLERS: dict[type, evidence.Handler] = {
     **coverage.HANDLERS,
     **rollout_records.HANDLERS,
     **feature_level.HANDLERS,
+    **unreadable.HANDLERS,
 }
 
 

@@ -8,8 +8,12 @@ operator has looked at it (`relume trust`): its other records still count.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from msgspec import UnsetType
 
+from relume.events import vocabulary as v
 from relume.events.log.codec import UnreadableRecord
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet, UnreadableRecords
@@ -17,13 +21,34 @@ from relume.policies.state.fleet import Fleet, UnreadableRecords
 
 def note(fleet: Fleet, stream: str, position: int, record: UnreadableRecord) -> None:
     """Fold an unreadable record."""
+    _count(fleet, stream, position, record.digest, record.reason)
+
+
+def _on_skipped(fleet: Fleet, stream: str, epoch: int, event: v.SegmentSkipped) -> None:
+    """A whole segment is unreadable."""
+    head = fleet.streams.get(event.stream)
+    reason = f"segment {event.segment}: {event.reason}"
+    known = _count(fleet, event.stream, head.position if head is not None else 0, "", reason)
+    known.after = event.after
+
+
+def _count(fleet: Fleet, stream: str, position: int, digest: str, reason: str) -> UnreadableRecords:
     if isinstance(fleet.unreadable, UnsetType):
         fleet.unreadable = {}
     known = fleet.unreadable.setdefault(stream, UnreadableRecords())
     known.count += 1
-    known.position, known.digest, known.reason = position, record.digest, record.reason
+    known.position, known.digest, known.reason = position, digest, reason
     if stream.startswith("w."):
         dirty_set.changed(fleet, stream[2:])
+    return known
+
+
+def stands_after(fleet: Fleet, stream: str) -> int:
+    """Number of the segment before the last one of the stream that the log says is skipped (-1: it
+    says so of none)."""
+    unreadable = fleet.unreadable
+    known = None if isinstance(unreadable, UnsetType) else unreadable.get(stream)
+    return -1 if known is None or isinstance(known.after, UnsetType) else known.after
 
 
 def acknowledge(fleet: Fleet, worker: str, command: str) -> None:
@@ -70,3 +95,6 @@ def is_acknowledged_by(fleet: Fleet, worker: str, command: str) -> bool:
 def _of(fleet: Fleet, worker: str) -> UnreadableRecords | None:
     unreadable = fleet.unreadable
     return None if isinstance(unreadable, UnsetType) else unreadable.get(f"w.{worker}")
+
+
+HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {v.SegmentSkipped: _on_skipped}

@@ -11,7 +11,7 @@ from relume.controlplane.replica.leader import Leadership
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
 from relume.events import vocabulary as v
 from relume.events.log.errors import Compacted
-from relume.events.log.interface import RevisionGroup
+from relume.events.log.interface import Heads, RevisionGroup
 from relume.events.log.memory import MemoryLog
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
@@ -74,7 +74,9 @@ class TrimmedLog(MemoryLog):
 
     trims = False
 
-    async def follow(self, after: int = 0) -> AsyncIterator[RevisionGroup]:
+    async def follow(
+        self, after: int = 0, heads: Heads | None = None
+    ) -> AsyncIterator[RevisionGroup]:
         async for group in super().follow(after):
             if self.trims:
                 self.trims = False

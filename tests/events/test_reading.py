@@ -187,20 +187,20 @@ async def test_compacted_history_is_refused(log: EtcdLog) -> None:
 
 
 async def test_trimmed_beginning_is_accepted_behind_a_snapshot_only(log: EtcdLog) -> None:
-    async with log.writer("w.w0") as writer:
+    async with log.writer("r.r0") as writer:
         for n in range(20):
             writer.append(tick(n))
             await writer.flush(5)
         whole = await log.reader().read()
-        await log.client.delete(KEYS.segment("w.w0", 1), KEYS.segment("w.w0", 11))
+        await log.client.delete(KEYS.segment("r.r0", 1), KEYS.segment("r.r0", 11))
         with pytest.raises(BrokenChain):
             await log.reader().read()
         await log.client.put(KEYS.snapshot(whole[10].revision), b"manifest")
-        assert numbers(await log.reader().read(), "w.w0") == list(range(10, 20))
+        assert numbers(await log.reader().read(), "r.r0") == list(range(10, 20))
         head = whole[10].segments[0]
-        heads = {"w.w0": (head.seq, head.hash, head.last + 1)}
-        assert numbers(await log.reader(heads).read(), "w.w0") == list(range(10, 20))
-        wrong = {"w.w0": (head.seq, bytes(16), head.last + 1)}
+        heads = {"r.r0": (head.seq, head.hash, head.last + 1)}
+        assert numbers(await log.reader(heads).read(), "r.r0") == list(range(10, 20))
+        wrong = {"r.r0": (head.seq, bytes(16), head.last + 1)}
         with pytest.raises(BrokenChain):
             await log.reader(wrong).read()
         after = whole[5].revision
@@ -221,30 +221,30 @@ async def test_trimming_is_no_event(log: EtcdLog) -> None:
 
 
 async def test_damage_in_etcd_is_found(log: EtcdLog) -> None:
-    made = segments_of("w.w0", 1, 6)
-    await put_all(log.client, "w.w0", made)
+    made = segments_of("r.r0", 1, 6)
+    await put_all(log.client, "r.r0", made)
     assert len(await log.reader().read()) == 6
     flipped = bytearray(made[3])
     flipped[-1] ^= 1
-    await log.client.put(KEYS.segment("w.w0", 4), bytes(flipped))
+    await log.client.put(KEYS.segment("r.r0", 4), bytes(flipped))
     with pytest.raises(CorruptSegment):
         await log.reader().read()
-    other = pack("w.w0", 1, 4, 4, unpack(made[2]).hash, [b"another"])
-    await log.client.put(KEYS.segment("w.w0", 4), other)
+    other = pack("r.r0", 1, 4, 4, unpack(made[2]).hash, [b"another"])
+    await log.client.put(KEYS.segment("r.r0", 4), other)
     with pytest.raises(BrokenChain):
         await log.reader().read()
-    await log.client.put(KEYS.segment("w.w0", 4), made[4])
+    await log.client.put(KEYS.segment("r.r0", 4), made[4])
     with pytest.raises(BrokenChain, match="holds segment 5"):
         await log.reader().read()
-    await log.client.delete(KEYS.segment("w.w0", 4))
+    await log.client.delete(KEYS.segment("r.r0", 4))
     with pytest.raises(BrokenChain):
         await log.reader().read()
 
 
 async def test_segment_of_a_fenced_epoch_behind_a_newer_one_is_found(log: EtcdLog) -> None:
-    one = pack("w.w0", 7, 1, 1, GENESIS, [b"a"])
-    two = pack("w.w0", 6, 2, 2, unpack(one).hash, [b"b"])
-    await put_all(log.client, "w.w0", [one, two])
+    one = pack("r.r0", 7, 1, 1, GENESIS, [b"a"])
+    two = pack("r.r0", 6, 2, 2, unpack(one).hash, [b"b"])
+    await put_all(log.client, "r.r0", [one, two])
     with pytest.raises(BrokenChain, match="fenced"):
         await log.reader().read()
 

@@ -110,6 +110,7 @@ async def replica_on(
             config = ReplicaConfig(name=name, tick_s=TICK_S)
             history = History(root, maintenance)
             replica = Replica(config, reader, writer, log.writer, history)
+            reader.on_damage = replica.damaged.note
             keeper = Keeper(
                 config=fast(root, **keeping),
                 fleet=replica.fleet,

@@ -13,7 +13,7 @@ from relume.controlplane.history.errors import AmbiguousArchive, DamagedFile, Hi
 from relume.controlplane.history.group_codec import decode_groups, encode_group
 from relume.controlplane.history.replica_restore import load_history
 from relume.events.log.errors import BrokenChain, Compacted, CorruptSegment
-from relume.events.log.interface import RevisionGroup
+from relume.events.log.interface import Heads, RevisionGroup
 from relume.events.log.segment import Segment, pack, unpack
 from relume.policies.state.fleet import Fleet, dump
 
@@ -227,7 +227,9 @@ class _TrimmedOnce:
         self._groups = groups
         self._trimmed = False
 
-    async def read(self, after: int = 0, until: int = 0) -> list[RevisionGroup]:
+    async def read(
+        self, after: int = 0, until: int = 0, heads: Heads | None = None
+    ) -> list[RevisionGroup]:
         if not self._trimmed:
             self._trimmed = True
             file = self._archive.begin("1")
@@ -245,7 +247,9 @@ async def test_history_is_whole_though_the_leader_trims_while_it_is_read(tmp_pat
 
 async def test_what_is_neither_in_the_archive_nor_in_the_log_is_a_gap(tmp_path: Path) -> None:
     class Trimmed:
-        async def read(self, after: int = 0, until: int = 0) -> list[RevisionGroup]:
+        async def read(
+            self, after: int = 0, until: int = 0, heads: Heads | None = None
+        ) -> list[RevisionGroup]:
             raise Compacted(after, after + 5)
 
     archived(tmp_path, story(20))

@@ -17,6 +17,7 @@ from aiohttp import web
 from relume.controlplane.gateway.ports import Activity
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
+from relume.events.etcd.reader.log_reader import EtcdReader
 from relume.events.log.errors import Fenced
 from relume.events.log.memory import MemoryLog
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
@@ -254,6 +255,8 @@ class Scene:
         )
         reader = self.log if isinstance(self.log, MemoryLog) else self.log.reader()
         replica = Replica(config, reader, writer, self.log.writer)
+        if isinstance(reader, EtcdReader):
+            reader.on_damage = replica.damaged.note
         await replica.catch_up()
         self._writers[name] = writer
         self.replicas[name] = replica

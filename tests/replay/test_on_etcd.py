@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from relume.controlplane.cli.doctor import check_segments
 from relume.controlplane.cli.relume_command import main
 from relume.controlplane.history.errors import HistoryGap
 from relume.controlplane.replay.recorded_log import from_etcd
@@ -18,16 +19,23 @@ from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.keys import Keys
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.etcd.writer.stream_writer import EtcdWriter
 from relume.events.log.codec import decode_all
 from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import AdminCommand
+from relume.policies.state.unreadable import has_unacknowledged
 from tests.etcd_server import EtcdServer, etcd_binary
 from tests.history.stage import replica_on, traffic_on, until
 from tests.pace import outlast
 from tests.replay.scene import Scene
 
 pytestmark = pytest.mark.etcd
+
+TRUSTED = v.AdminCommanded(
+    command_id="c1", principal="alice", command=AdminCommand.TRUST, target="w1"
+)
 
 
 @pytest.fixture
@@ -118,6 +126,44 @@ async def test_a_record_that_cannot_be_read_ends_no_replica_and_replays(
     at = [*asked, "--do", "continue type unreadable_record", "--do", "events"]
     assert await asyncio.to_thread(main, ["replay", *at]) == 0
     assert "telepathy/9" in capsys.readouterr().out
+
+
+async def test_a_segment_that_cannot_be_read_ends_no_replica_and_replays(
+    etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """Its worker gets no more requests until it is deleted and an operator trusts the worker."""
+    config = config_for(etcd)
+    keys = Keys(config.prefix)
+    async with EtcdLog(config) as log:
+        async with Scene(65, log=log, tick_s=0.05) as scene:
+            await scene.traffic(20, "before")
+            key = keys.segment("w.w1", 1 << 40)
+            await log.client.put(key, b"no segment")
+            await until(lambda: all(r.fleet.unreadable for r in scene.replicas.values()))
+            await scene.stop_replica("r0")
+            await scene.start_replica("r0")
+            await scene.traffic(40, "after")
+            (found,) = await check_segments(log)
+            assert found.level == "fail" and key.decode() in found.remedy
+            await log.client.delete(key)
+            assert await check_segments(log) == []
+            scene.replicas["r0"].scheduler.emit(TRUSTED)
+            folds = [replica.fleet for replica in scene.replicas.values()]
+            await until(lambda: not any(has_unacknowledged(fold, "w1") for fold in folds))
+            await scene.traffic(40, "again")
+            await scene.settled()
+    groups = (await from_etcd(config)).groups
+    assert len(of_type(groups, v.SegmentSkipped)) == 1
+    routes = [d for _, d in of_type(groups, v.RouteDecided)]
+    chosen = {
+        part: {r.worker for r in routes if r.request.startswith(part)}  # type: ignore[attr-defined]
+        for part in ("before", "after", "again")
+    }
+    assert chosen["after"] == {"w0", "w2"}
+    assert "w1" in chosen["before"] & chosen["again"]
+    verdict = verify(groups)
+    assert verdict.divergences == []
+    assert [f"segment {1 << 40}" in line for line in verdict.unreadable] == [True]
 
 
 async def test_outage_beyond_the_leases_replays(etcd: EtcdServer) -> None:

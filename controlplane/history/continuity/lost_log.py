@@ -16,6 +16,8 @@ from relume.controlplane.history.errors import EtcdLostSegments
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader.scan import READ_CONCURRENCY, Scan, together
+from relume.events.log.damaged_segment import may_be_skipped
+from relume.events.log.errors import CorruptSegment
 
 
 def begin_remedy(log_id: str = "LOG_ID") -> str:
@@ -43,13 +45,19 @@ async def check_heads(
 
     Raises EtcdLostSegments, LogUnavailable.
     """
-    scan = Scan(client, Keys(client.config.prefix), 0)
+    scan = Scan(client, Keys(client.config.prefix), 0, on_damage=lambda *_at: None)
 
     async def check(stream: str, seq: int, digest: bytes) -> None:
         extent = await scan.extent(stream)
+        if may_be_skipped(stream) and not extent.first <= seq <= extent.last:
+            extent = await scan.listed(stream)
         is_lost = extent.last < seq
         if extent.first <= seq <= extent.last:
-            is_lost = (await scan.segment(stream, seq)).segment.hash != digest
+            try:
+                is_lost = (await scan.segment(stream, seq)).segment.hash != digest
+            except CorruptSegment:
+                if not may_be_skipped(stream):
+                    raise
         if is_lost:
             raise EtcdLostSegments(log_id, stream, min(extent.last, seq - 1), seq, source)
 

@@ -4,6 +4,8 @@
 R+1; `follow(after)` watches from `after` + 1, so it sees every change since. What is
 yielded has passed its crc and continues its stream's hash chain.
 
+A segment of a worker's stream that is damaged or does not continue it is skipped (`damaged_segment`).
+
 Owner changes before R are found as `owners` describes, so that reading late shows the same
 groups as having watched. (One exception: a life in which nothing was written.)
 """
@@ -11,7 +13,8 @@ groups as having watched. (One exception: a life in which nothing was written.)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from itertools import groupby
 from typing import Any
@@ -21,15 +24,14 @@ from relume.events.etcd.client.watch import Watch
 from relume.events.etcd.config import BACKOFF_MIN_MS
 from relume.events.etcd.keys import Keys, after_prefix
 from relume.events.etcd.owners import Life, OwnerHistory
-from relume.events.etcd.reader.scan import PlacedSegment, Scan, placed
+from relume.events.etcd.reader.scan import PlacedSegment, Scan, placed_or_skipped
+from relume.events.log.damaged_segment import DamagedSegment, may_be_skipped
 from relume.events.log.errors import BrokenChain, LogUnavailable
-from relume.events.log.interface import RevisionGroup
+from relume.events.log.interface import Heads, RevisionGroup
 from relume.events.log.segment import Chain, Segment
 
 _DELETE = 1
 _BREATH = 2_048  # groups verified between two turns of the event loop
-
-Heads = Mapping[str, tuple[int, bytes, int]]
 
 
 class LogChain(Chain):
@@ -58,18 +60,21 @@ class LogChain(Chain):
 class EtcdReader:
     """A LogReader on etcd.
 
-    `heads`: (seq, hash, next position) of every stream where this reader begins, from a
-    snapshot; without it the chain is checked from the first segment it sees, which
-    must be a stream's first unless the log has been trimmed.
+    `heads`: ends of the streams where this reader begins, from a snapshot, unless a call gives others;
+    without them the chain is checked from the first segment it sees, which must be a stream's first
+    unless the log has been trimmed.
     """
 
     def __init__(self, client: EtcdClient, heads: Heads | None = None) -> None:
         self._client = client
         self._keys = Keys(client.config.prefix)
-        self._heads = dict(heads or {})
+        self._heads = heads or {}
+        self._damage: dict[str, DamagedSegment] = {}
         self._watch: Watch | None = None
         self.on_foreign_key: Callable[[bytes], None] = lambda _key: None
         """Called with each key found in the log's prefix that Relume does not write; it is ignored."""
+        self.on_damage: Callable[[DamagedSegment], None] = lambda _damaged: None
+        """Called with the first segment that is skipped after each end of a stream."""
         self.revision = 0
         """The last revision `follow` has looked at."""
 
@@ -83,22 +88,26 @@ class EtcdReader:
         answer = await self._client.range(self._keys.own, after_prefix(self._keys.own))
         return self._owned(answer.kvs)
 
-    async def read(self, after: int = 0, until: int = 0) -> list[RevisionGroup]:
+    async def read(
+        self, after: int = 0, until: int = 0, heads: Heads | None = None
+    ) -> list[RevisionGroup]:
         """The groups in (after, until]; `until=0` means up to the present revision.
 
         Raises Compacted, BrokenChain, CorruptSegment, LogUnavailable.
         """
-        chain = await self._chain(after)
+        chain = await self._chain(after, heads)
         _, groups = await self._read(after, until, chain)
         return groups
 
-    async def follow(self, after: int = 0) -> AsyncIterator[RevisionGroup]:
+    async def follow(
+        self, after: int = 0, heads: Heads | None = None
+    ) -> AsyncIterator[RevisionGroup]:
         """Every group with revision > `after`, in order, for ever.
 
         Reconnects by itself. Raises Compacted, BrokenChain, CorruptSegment, LogWentBack,
         AccessRefused.
         """
-        chain, reached, groups = await self._begin(after)
+        chain, reached, groups = await self._begin(after, heads)
         for group in groups:
             self.revision = group.revision
             yield group
@@ -115,13 +124,15 @@ class EtcdReader:
 
     # --- inside ------------------------------------------------------------------------
 
-    async def _begin(self, after: int) -> tuple[LogChain, int, list[RevisionGroup]]:
+    async def _begin(
+        self, after: int, heads: Heads | None
+    ) -> tuple[LogChain, int, list[RevisionGroup]]:
         """The chain, the revision to watch from, and what comes before it."""
         config = self._client.config
         pause = BACKOFF_MIN_MS / 1000
         while True:
             try:
-                chain = await self._chain(after)
+                chain = await self._chain(after, heads)
                 if after:
                     return chain, after, []
                 return chain, *await self._read(0, 0, chain)
@@ -129,14 +140,14 @@ class EtcdReader:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, config.backoff_max_ms / 1000)
 
-    async def _chain(self, after: int) -> LogChain:
+    async def _chain(self, after: int, heads: Heads | None) -> LogChain:
         """First segments are trusted only where a beginning may be missing."""
-        adopt = bool(after)
-        if not after and not self._heads:
+        adopt, heads = bool(after), heads or self._heads
+        if not after and not heads:
             snap = self._keys.snap
             answer = await self._client.range(snap, after_prefix(snap), keys_only=True)
             adopt = any(map(self._is_ours, (kv.key for kv in answer.kvs)))
-        return LogChain(self._heads, adopt)
+        return LogChain(heads, adopt)
 
     async def _read(
         self, after: int, until: int, chain: LogChain
@@ -152,7 +163,10 @@ class EtcdReader:
         # Also refuses when `after` is compacted: then deletions since are unknown.
         floor = await self._floor(after)
         owned = self._owned(answer.kvs)
-        scan = Scan(self._client, self._keys, revision, self.on_foreign_key)
+        skipped: list[tuple[str, int, str]] = []
+        scan = Scan(
+            self._client, self._keys, revision, self.on_foreign_key, lambda *at: skipped.append(at)
+        )
         whole = await scan.extents(owned)
         extents = [await scan.since(extent, after) for extent in whole] if after else whole
         segments = await scan.segments(extents)
@@ -160,7 +174,10 @@ class EtcdReader:
         lives += [Life(extent.stream, 0, 0) for extent in whole]
         lives += [Life(stream, epoch, epoch) for stream, epoch in owned.items()]
         changes = await OwnerHistory(self._client, self._keys, floor, revision).changes(lives)
-        return revision, await self._grouped(segments, changes, chain)
+        groups = await self._grouped(segments, changes, chain)
+        for stream, seq, reason in skipped:
+            self._skip(chain, stream, seq, reason)
+        return revision, groups
 
     def _owned(self, kvs: Iterable[Any]) -> dict[str, int]:
         """Stream to epoch, of owner keys."""
@@ -193,9 +210,9 @@ class EtcdReader:
         }
         groups = []
         for number, revision in enumerate(sorted(written.keys() | owners.keys())):
-            found = written.get(revision, ())
-            for segment in found:
-                chain.check(segment)
+            found = tuple(s for s in written.get(revision, ()) if self._continues(chain, s))
+            if not found and revision not in owners:
+                continue
             groups.append(RevisionGroup(revision, found, owners.get(revision, ())))
             if number % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)
@@ -221,10 +238,31 @@ class EtcdReader:
                 elif kv.create_revision == revision:  # else only its lease was renewed
                     owners.append((stream, revision))
             elif event.type != _DELETE:
-                segments.append(placed(self._keys, kv).segment)
+                there = placed_or_skipped(self._keys, kv, functools.partial(self._skip, chain))
+                if there is not None:
+                    segments.append(there.segment)
+        segments.sort(key=lambda s: (s.stream, s.seq))
+        segments = [segment for segment in segments if self._continues(chain, segment)]
         if not segments and not owners:
             return None
-        segments.sort(key=lambda s: (s.stream, s.seq))
-        for segment in segments:
-            chain.check(segment)
         return RevisionGroup(revision, tuple(segments), tuple(sorted(owners)))
+
+    def _continues(self, chain: LogChain, segment: Segment) -> bool:
+        """Whether the segment continues its stream; False if it is skipped. Raises BrokenChain."""
+        try:
+            chain.check(segment)
+        except BrokenChain as error:
+            if not may_be_skipped(segment.stream):
+                raise
+            self._skip(chain, segment.stream, segment.seq, error.detail)
+            return False
+        return True
+
+    def _skip(self, chain: LogChain, stream: str, seq: int, reason: str) -> None:
+        """Name the segment, unless another one was skipped at the same end of the stream."""
+        after = chain.heads.get(stream, (0, b"", 0))[0]
+        known = self._damage.get(stream)
+        if known is None or known.after != after:
+            damaged = DamagedSegment(stream=stream, seq=seq, after=after, reason=reason)
+            self._damage[stream] = damaged
+            self.on_damage(damaged)

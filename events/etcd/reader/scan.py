@@ -6,7 +6,8 @@ count give a stream's extent, and bounded ranges of sequence numbers are read co
 All requests are pinned at one revision.
 
 Keys that are no segments are ignored. One in the folder of a stream makes its count too large. Then
-segments are missing at its end, and the folder is listed key by key.
+segments are missing at its end, and the folder is listed key by key. The same holds for a segment whose
+number does not continue the stream (`damaged_segment`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from msgspec import Struct
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.errors import ResponseTooLarge
 from relume.events.etcd.keys import BadKey, Keys, after_prefix
-from relume.events.log.errors import BrokenChain, Compacted
+from relume.events.log.damaged_segment import OnDamage, may_be_skipped
+from relume.events.log.errors import BrokenChain, Compacted, CorruptSegment
 from relume.events.log.segment import MAX_SEGMENT_BYTES, Segment, unpack
 
 T = TypeVar("T")
@@ -68,7 +70,8 @@ class PlacedSegment(Struct, frozen=True, gc=False):
 
 class Scan:
     """Reads at `revision`, which must not be compacted. `on_foreign_key` is called with each key of
-    the log's prefix that it meets and that is no segment."""
+    the log's prefix that it meets and that is no segment. `on_damage` is called with each segment that
+    is skipped (`damaged_segment`); without it none is."""
 
     def __init__(
         self,
@@ -76,8 +79,10 @@ class Scan:
         keys: Keys,
         revision: int,
         on_foreign_key: Callable[[bytes], None] = lambda _key: None,
+        on_damage: OnDamage | None = None,
     ) -> None:
         self.revision = revision
+        self._on_damage = on_damage
         self._on_foreign_key = on_foreign_key
         self._client = client
         self._keys = keys
@@ -95,7 +100,7 @@ class Scan:
         try:
             return await self.segment(stream, extent.last) if extent.count else None
         except BrokenChain:
-            extent = await self._listed(stream)
+            extent = await self.listed(stream)
         return await self.segment(stream, extent.last) if extent.count else None
 
     async def extents(self, owned: Iterable[str]) -> list[Extent]:
@@ -144,14 +149,15 @@ class Scan:
 
     async def _extent_of(self, folder: _Folder) -> Extent:
         if folder.keys and not folder.first:
-            return await self._listed(folder.stream)
+            return await self.listed(folder.stream)
         first = folder.first or 1
         return Extent(folder.stream, first, first + folder.keys - 1)
 
-    async def _listed(self, stream: str) -> Extent:
-        """The extent of a stream whose folder has other keys too. Raises BrokenChain."""
+    async def listed(self, stream: str) -> Extent:
+        """The extent of a stream whose folder has other keys too. Of numbers with gaps between them it
+        is the longest part, where the others are skipped. Raises BrokenChain."""
         start, end = self._keys.stream(stream), after_prefix(self._keys.stream(stream))
-        extent, revision, more = Extent(stream, 1, 0), self.revision, True
+        parts, revision, more = [Extent(stream, 1, 0)], self.revision, True
         while more:
             answer = await self._client.range(
                 start, end, limit=_LISTED, keys_only=True, revision=revision
@@ -161,14 +167,27 @@ class Scan:
                 if not self._keys.is_ours(kv.key):
                     self._on_foreign_key(kv.key)
                     continue
-                seq = self._keys.segment_of(kv.key)[1]
-                if extent.count and seq != extent.last + 1:
-                    raise BrokenChain(stream, extent.last + 1, "missing")
-                extent = Extent(stream, extent.first if extent.count else seq, seq)
+                seq, last = self._keys.segment_of(kv.key)[1], parts[-1]
+                if not last.count:
+                    parts[-1] = Extent(stream, seq, seq)
+                elif seq == last.last + 1:
+                    parts[-1] = Extent(stream, last.first, seq)
+                elif self._skips(stream):
+                    parts.append(Extent(stream, seq, seq))
+                else:
+                    gap = f"missing, though there is segment {seq}"
+                    raise BrokenChain(stream, last.last + 1, gap)
             more = bool(answer.more)
             if answer.kvs:
                 start = answer.kvs[-1].key + b"\0"
-        return extent
+        longest = max(parts, key=lambda part: part.count)
+        for part in parts:
+            if part is not longest and self._on_damage is not None:
+                self._on_damage(stream, part.first, "its number does not continue the stream")
+        return longest
+
+    def _skips(self, stream: str) -> bool:
+        return self._on_damage is not None and may_be_skipped(stream)
 
     async def since(self, extent: Extent, after: int) -> Extent:
         """The part of `extent` written after revision `after`.
@@ -178,7 +197,7 @@ class Scan:
         try:
             return await self._since(extent, after)
         except BrokenChain:
-            return await self._since(await self._listed(extent.stream), after)
+            return await self._since(await self.listed(extent.stream), after)
 
     async def _since(self, extent: Extent, after: int) -> Extent:
         low, high = extent.first, extent.last + 1  # the first seq > after is in [low, high]
@@ -225,8 +244,19 @@ class Scan:
         there = Counter(p.segment.stream for p in found)
         for extent in wanted:
             if there[extent.stream] < extent.count:
-                await self._listed(extent.stream)
+                found = await self._reread(extent, await self.listed(extent.stream), found)
         found.sort(key=lambda p: (p.revision, p.segment.stream, p.segment.seq))
+        return found
+
+    async def _reread(
+        self, counted: Extent, listed: Extent, found: list[PlacedSegment]
+    ) -> list[PlacedSegment]:
+        """`found`, with the segments of a stream that was counted wrongly."""
+        first, last = max(counted.first, listed.first), listed.last
+        if not self._skips(counted.stream) or (first, last) == (counted.first, counted.last):
+            return found
+        found = [p for p in found if p.segment.stream != counted.stream]
+        await self._chunk(Extent(counted.stream, first, last), found)
         return found
 
     async def _chunk(self, extent: Extent, found: list[PlacedSegment]) -> None:
@@ -246,10 +276,10 @@ class Scan:
                 continue
             size = sum(len(kv.value) for kv in answer.kvs)
             for kv in answer.kvs:
-                if self._keys.is_ours(kv.key):
-                    found.append(placed(self._keys, kv))
-                else:
+                if not self._keys.is_ours(kv.key):
                     self._on_foreign_key(kv.key)
+                elif there := placed_or_skipped(self._keys, kv, self._on_damage):
+                    found.append(there)
             average = max(64, size // max(1, len(answer.kvs)))
             page = max(self._page_least, min(_PAGE_MOST, _PAGE_BYTES // average))
             low = end
@@ -285,8 +315,23 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 def placed(keys: Keys, kv: Any) -> PlacedSegment:
     """Decode one segment's key and value. Raises CorruptSegment, BrokenChain, BadKey."""
-    segment = unpack(kv.value)
     stream, seq = keys.segment_of(kv.key)
+    try:
+        segment = unpack(kv.value)
+    except CorruptSegment as error:
+        raise CorruptSegment(f"segment {seq} of {stream}: {error.detail}") from None
     if (segment.stream, segment.seq) != (stream, seq):
         raise BrokenChain(stream, seq, f"holds segment {segment.seq} of {segment.stream}")
     return PlacedSegment(kv.mod_revision, segment)
+
+
+def placed_or_skipped(keys: Keys, kv: Any, on_damage: OnDamage | None) -> PlacedSegment | None:
+    """The same; None if it is skipped, which `on_damage` learns."""
+    try:
+        return placed(keys, kv)
+    except (CorruptSegment, BrokenChain) as error:
+        stream, seq = keys.segment_of(kv.key)
+        if on_damage is None or not may_be_skipped(stream):
+            raise
+        on_damage(stream, seq, error.detail)
+        return None

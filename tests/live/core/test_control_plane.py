@@ -12,9 +12,12 @@ import aiohttp
 import msgspec
 
 from relume.chaos.traffic import Stream
+from relume.controlplane.cli.doctor import check_segments
 from relume.controlplane.cli.relume_command import main
 from relume.controlplane.replay.why import why
 from relume.events import vocabulary as v
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.reader.scan import Scan
 from relume.events.failpoints.points import Failpoint
 from tests.live.conftest import HANG_S, read_log, same, whole
 from tests.live.core.core_fleet import CORE, CoreFleet
@@ -42,6 +45,45 @@ async def test_etcd_away_longer_than_the_leases_changes_nothing(fleet: CoreFleet
     await fleet.until_ended([*struck, *late])
     assert {w["name"]: w["incarnation"] for w in await fleet.fleet.workers()} == before
     assert [e for e in await fleet.events() if type(e) is v.WorkerLost] == []
+
+
+async def test_a_damaged_segment_of_one_workers_stream_ends_no_replica(fleet: CoreFleet) -> None:
+    """Its agent cannot write there, and ends with its engine. The doctor names the key."""
+    calm = await fleet.calm(4, 96)
+    keys = Keys(fleet.etcd.config.prefix)
+    replicas = {name: fleet.fleet.children[name].pid for name in ("r0", "r1")}
+    before = await fleet.worker("w2")
+
+    async def damage(streams: dict[str, Stream]) -> None:
+        await point.reached()
+        await fleet.open_all()
+        last = (await Scan(fleet.etcd.client, keys, 0).extent("w.w2")).last
+        await fleet.etcd.client.put(keys.segment("w.w2", last + 5), b"no segment")
+        await point.release()
+
+    async with fleet.at(Failpoint.ENGINE_DECODE, "w2", tokens=20) as point:
+        struck = await fleet.streams(4, 96, fleet.named("damaged"), damage)
+    assert not whole(struck)
+    assert same(calm, struck) == []
+    await fleet.until_told(v.SegmentSkipped)
+    later = await fleet.streams(4, 96, fleet.named("later"))
+    assert same(calm, later) == []
+    await fleet.until_ended([*struck, *later])
+    decisions = [d for made in (await fleet.routes(later)).values() for d in made]
+    assert "w2" not in {d.worker for d in decisions}
+    assert replicas == {name: fleet.fleet.children[name].pid for name in replicas}
+    assert all(fleet.fleet.children[name].alive for name in replicas)
+    (found,) = await check_segments(fleet.etcd)
+    command, _, then = found.remedy.partition(", ")
+    assert then == "restart the agent, then relume trust w2"
+    await fleet.etcd.client.delete(command.removeprefix("etcdctl del ").encode())
+    agent = fleet.fleet.children["w2"]
+    await asyncio.to_thread(agent.process.wait, HANG_S)
+    fleet.fleet.restart("w2")
+    await fleet.until_ready("w2", before["incarnation"] + 1)
+    answer = await fleet.fleet.admin("workers/w2/trust", "POST")
+    assert answer.get("state") == "decided", answer
+    assert await check_segments(fleet.etcd) == []
 
 
 async def test_the_leader_is_killed_and_the_other_replicas_streams_do_not_notice(
