@@ -19,6 +19,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,11 +34,14 @@ from relume.events.settings.flags import add_flags
 
 if TYPE_CHECKING:  # grpc is imported only when etcd is probed
     from relume.events.etcd.factory import EtcdLog, Probe
+    from relume.events.log.damaged_segment import DamagedSegment
 
 PACKAGES = (
     "aetcd", "aiohttp", "grpc", "httptools", "msgspec", "prometheus_client", "structlog", "uvloop",
 )  # fmt: skip
 FREE_BYTES = 1024**3
+MOST_NAMED = 20
+"""Damaged segments of a stream that are named."""
 FILES = 4096
 
 
@@ -311,34 +315,51 @@ async def check_log(log: EtcdLog, config: ServeConfig) -> Finding:
 
 
 async def check_segments(log: EtcdLog) -> list[Finding]:
-    """Segments in etcd that cannot be read."""
+    """Segments in etcd that cannot be read: a line for each stream."""
     from relume.controlplane.history.continuity.lost_log import begin_remedy
-    from relume.events.etcd.keys import Keys
     from relume.events.etcd.maintenance import Maintenance
-    from relume.events.etcd.reader.scan import Scan
     from relume.events.log.damaged_segment import DamagedSegment
     from relume.events.log.errors import BrokenChain, CorruptSegment, LogError
 
-    keys, skipped, found = Keys(log.config.prefix), list[DamagedSegment](), list[Finding]()
+    skipped = list[DamagedSegment]()
     begin = begin_remedy()
     try:
-        begin = begin_remedy(await Maintenance(log.client).identity())
+        if log_id := await Maintenance(log.client).identity():
+            begin = begin_remedy(log_id)
         reader = log.reader()
         reader.on_damage = skipped.append
         await reader.read()
-        scan = Scan(log.client, keys, 0, on_damage=lambda *_at: None)
-        for damaged in skipped:
-            name, text = damaged.stream, f"segment {damaged.seq} of {damaged.stream} is skipped"
-            remedy = begin
-            if (await scan.listed(name)).last <= damaged.seq:  # no segment needs it
-                key = keys.segment(name, damaged.seq).decode()
-                remedy = f"etcdctl del {key}, restart the agent, then relume trust {name[2:]}"
-            found.append(Finding("fail", "log", f"{text}: {damaged.reason}", remedy))
+        streams = sorted({damaged.stream for damaged in skipped})
+        return [await _skipped(log, [d for d in skipped if d.stream == s], begin) for s in streams]
     except (BrokenChain, CorruptSegment) as error:
-        found.append(Finding("fail", "log", f"no replica can read it: {error}", begin))
+        return [Finding("fail", "log", f"no replica can read it: {error}", begin)]
     except LogError as error:
-        found.append(Finding("fail", "log", str(error), "see the runbook"))
-    return found
+        return [Finding("fail", "log", str(error), "see the runbook: docs/operations/runbook.md")]
+
+
+async def _skipped(log: EtcdLog, skipped: list[DamagedSegment], begin: str) -> Finding:
+    """About one stream. A whole segment with the number after a skipped one may have followed it."""
+    from relume.events.etcd.keys import Keys
+    from relume.events.etcd.reader.scan import Scan
+    from relume.events.log.errors import BrokenChain, CorruptSegment
+
+    keys = Keys(log.config.prefix)
+    stream, after = skipped[0].stream, skipped[0].after
+    by_number = {damaged.seq: damaged.reason for damaged in reversed(skipped)}
+    numbers = sorted(by_number)[:MOST_NAMED]
+    text = f"segment {numbers[0]} of {stream} is skipped: {by_number[numbers[0]]}"
+    if len(by_number) > 1:
+        text += f"; so are {len(by_number) - 1} more"
+    scan, follow = Scan(log.client, keys, 0), False
+    for number in (n for n in numbers if n - 1 in by_number):
+        with suppress(BrokenChain, CorruptSegment):
+            follow |= bool(await scan.segment(stream, number))
+    if follow:
+        text += f". A replica that starts without a snapshot reads it up to segment {after} only"
+        return Finding("fail", "log", text, begin)
+    deletions = "; ".join(f"etcdctl del {keys.segment(stream, n).decode()}" for n in numbers)
+    remedy = f"{deletions}; then restart the agent, and relume trust {stream[2:]}"
+    return Finding("fail", "log", text, remedy)
 
 
 def _space(probe: Probe, config: ServeConfig) -> Finding:

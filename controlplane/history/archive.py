@@ -29,12 +29,13 @@ from typing import BinaryIO
 
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from relume.controlplane.history.errors import AmbiguousArchive, DamagedFile, HistoryGap
 from relume.controlplane.history.files import append_line, make_directory, publish, sync
 from relume.controlplane.history.group_codec import decode_groups, encode_group
 from relume.controlplane.history.unpacking import BadPacking, Unpacker
+from relume.events.log.damaged_segment import continues
 from relume.events.log.errors import BrokenChain, CorruptSegment
 from relume.events.log.interface import RevisionGroup
 from relume.events.log.segment import Chain, Segment
@@ -269,8 +270,10 @@ class ArchiveFile:
         self._archive = archive
         self._author = author
         gap = after != archive.last
-        self._adopted = gap or (bool(archive.entries) and archive.entries[-1].adopted)
-        self._chain = AdoptingChain({} if gap else archive.heads(), self._adopted)
+        self.adopted = gap or (bool(archive.entries) and archive.entries[-1].adopted)
+        """As in `Entry`."""
+        self._chain = AdoptingChain({} if gap else archive.heads(), self.adopted)
+        self._incomplete: set[str] = set()
         self._aside = archive.directory / f".{after:016x}-{author}.{os.getpid()}.rla"
         self._file: BinaryIO = self._aside.open("w+b")
         header = msgspec.json.encode(Header(1, archive.log_id, after))
@@ -283,23 +286,30 @@ class ArchiveFile:
     def add(self, groups: Iterable[RevisionGroup]) -> None:
         """Write `groups` (in order) as one block.
 
-        Raises BrokenChain when they do not continue what came before, OSError.
+        Raises BrokenChain when they do not continue what came before, OSError. Of a worker's stream
+        segments are left out then: those before were damaged in etcd before they were archived.
         """
         encoded = []
         for group in groups:
             if group.revision <= self.last:
                 raise BrokenChain("", group.revision, f"revision {self.last} came before")
-            for segment in group.segments:
-                self._chain.check(segment)
+            segments = [s for s in group.segments if continues(self._chain, s, self._left_out)]
+            if len(segments) < len(group.segments):
+                group = structs.replace(group, segments=tuple(segments))
             encoded.append(encode_group(group))
             self.last = group.revision
             self.groups += 1
-            self.segments += len(group.segments)
+            self.segments += len(segments)
         if encoded:
             raw = b"".join(encoded)
             block = zlib.compress(raw, _LEVEL)
             self._file.write(_BLOCK.pack(len(raw), len(block), zlib.crc32(block), len(encoded)))
             self._file.write(block)
+
+    def _left_out(self, stream: str, seq: int, reason: str) -> None:
+        if stream not in self._incomplete:
+            self._incomplete.add(stream)
+            log.error("archive_lacks_segments", stream=stream, segment=seq, reason=reason)
 
     def seal(self, last: int) -> Entry:
         """Complete the file as holding everything up to `last`; durable on return.
@@ -316,7 +326,7 @@ class ArchiveFile:
             groups=self.groups,
             segments=self.segments,
             heads=heads,
-            adopted=self._adopted,
+            adopted=self.adopted,
         )
         encoded = msgspec.json.encode(footer)
         self._file.write(_BLOCK.pack(0, 0, 0, 0) + encoded + _LEN.pack(len(encoded)))

@@ -112,7 +112,7 @@ async def load_history(
         more, end = await asyncio.to_thread(read_archive, archive_dir, log_id, last)
         groups += more
         try:
-            groups += await reader.read(end, heads=_ends(groups))
+            groups += await reader.read(end, heads=_ends(groups) if groups else None)
             break
         except Compacted as error:
             # The leader may have sealed more, and trimmed it, while we read.

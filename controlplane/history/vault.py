@@ -14,7 +14,7 @@ from typing import Self
 from relume.controlplane.history import snapshots
 from relume.controlplane.history.archive import Archive, ArchiveFile
 from relume.controlplane.history.snapshots import Manifest
-from relume.events.log.interface import LogReader, RevisionGroup
+from relume.events.log.interface import Heads, LogReader, RevisionGroup
 
 _STEP = 512  # revisions read at once when filling up from etcd; more would hold up the loop
 
@@ -95,11 +95,17 @@ class Vault:
         """Add what the log holds in (last, until]. Raises Compacted, LogUnavailable."""
         while self.last < until:
             end = min(self.last + _STEP, until)
-            heads = self._file.heads() if self._file is not None else self.archive.heads()
-            for group in await reader.read(self.last, end, heads):
+            for group in await reader.read(self.last, end, self._heads()):
                 self.add(group)
             await self.flush()
             self.last = end
+
+    def _heads(self) -> Heads | None:
+        """Where each stream ends here; None where a part of the log is missing before."""
+        if self._file is not None:
+            return None if self._file.adopted else self._file.heads()
+        entries = self.archive.entries
+        return None if entries and entries[-1].adopted else self.archive.heads()
 
     async def fill_from_whole(self, reader: LogReader, until: int) -> None:
         """As `fill`, of a log of which nothing was deleted though etcd was compacted: read at

@@ -6,6 +6,7 @@ HistoryGap: replay never starts in the middle unless a snapshot says what came b
 
 from __future__ import annotations
 
+import functools
 from contextlib import suppress
 from pathlib import Path
 
@@ -79,7 +80,7 @@ async def from_etcd(config: EtcdConfig, *archive_dirs: str | Path) -> History:
     async with EtcdLog(config) as etcd:
         log_id = await Maintenance(etcd.client).identity()
         reader = etcd.reader()
-        reader.on_damage = _name_skipped
+        reader.on_damage = functools.partial(_name_skipped, set())
         for root in map(Path, archive_dirs):
             if log_id and (root / log_id).is_dir():
                 groups = await load_history(root, reader, log_id)
@@ -98,10 +99,13 @@ async def from_etcd(config: EtcdConfig, *archive_dirs: str | Path) -> History:
     return History(groups=groups, origin=origin)
 
 
-def _name_skipped(damaged: DamagedSegment) -> None:
-    log.warning(
-        "segment_skipped", stream=damaged.stream, segment=damaged.seq, reason=damaged.reason
-    )
+def _name_skipped(named: set[str], damaged: DamagedSegment) -> None:
+    """Name the first segment of each stream that is skipped."""
+    if damaged.stream not in named:
+        named.add(damaged.stream)
+        log.warning(
+            "segment_skipped", stream=damaged.stream, segment=damaged.seq, reason=damaged.reason
+        )
 
 
 def _beginnings(groups: list[RevisionGroup]) -> list[tuple[str, int]]:

@@ -142,7 +142,9 @@ async def _serve(config: ServeConfig) -> None:
             from relume.controlplane.telemetry.state_families import TokenCollector
 
             log_id = Maintenance(etcd.client).identity
-            admin = await stack.enter_async_context(AdminServer(replica, config, reader, log_id))
+            admin = await stack.enter_async_context(
+                AdminServer(replica, config, etcd.reader(), log_id)
+            )
             gateway.metrics = admin.metrics_page
             if gateway.tokens is not None:
                 admin.metrics.registry.register(TokenCollector(gateway.tokens))

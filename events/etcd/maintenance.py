@@ -155,7 +155,7 @@ class Maintenance:
 
         Raises LogUnavailable.
         """
-        extents = await Scan(self.client, self._keys, 0).extents(())
+        extents = await self._scan().extents(())
         return all(extent.first == 1 for extent in extents)
 
     async def compact(self, revision: int, physical: bool = False) -> None:
@@ -191,6 +191,9 @@ class Maintenance:
             doomed += sum(op.response_delete_range.deleted for op in answer.responses)
         return doomed, at_revision
 
+    def _scan(self) -> Scan:
+        return Scan(self.client, self._keys, 0, on_damage=lambda *_at: None)
+
     async def _first_seqs(self, streams: list[str]) -> dict[str, int]:
         """The first segment that each stream still holds; empty streams are left out."""
         found: dict[str, int] = {}
@@ -207,9 +210,7 @@ class Maintenance:
                 kvs = op.response_range.kvs
                 if kvs and self._keys.is_ours(kvs[0].key):
                     found[stream] = self._keys.segment_of(kvs[0].key)[1]
-                elif (
-                    kvs and (extent := await Scan(self.client, self._keys, 0).extent(stream)).count
-                ):
+                elif kvs and (extent := await self._scan().extent(stream)).count:
                     found[stream] = extent.first
         return found
 

@@ -1,9 +1,9 @@
-"""Keys of a stream that have no segment of it: damaged bytes, or one that does not continue it.
+"""Segments that no reader uses: damaged bytes, or a segment that does not continue its stream.
 
-No reader uses such a segment of a worker's stream. Anything else in the log can still be read, and one
-worker, or one damaged key, must not end all replicas. The stream stands until a segment continues what
-was read of it. In any other stream the segment raises CorruptSegment or BrokenChain: a log without
-what replicas and their leader wrote is another log.
+That holds for the streams of workers. Anything else in the log can still be read, and one worker, or one
+damaged key, must not end all replicas. The stream stands until a segment continues what was read of it.
+In any other stream such a segment raises CorruptSegment or BrokenChain: a log without what replicas and
+their leader wrote is another log.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from relume.events.log.errors import BrokenChain
+from relume.events.log.segment import Chain, Segment
+
 
 class DamagedSegment(Struct, frozen=True, kw_only=True):
-    """Segment `seq` of `stream` cannot be used. Nothing after segment `after` is read (0: nothing)
-    until one follows it."""
+    """Segment `seq` of `stream` is skipped. The stream is read up to segment `after` (0: nothing of
+    it), until one follows that."""
 
     stream: str
     seq: int
@@ -28,5 +31,17 @@ OnDamage = Callable[[str, int, str], None]
 
 
 def may_be_skipped(stream: str) -> bool:
-    """Whether the log can be read without such a segment of the stream."""
+    """Whether the log can be read without some segments of the stream."""
     return stream.startswith("w.")
+
+
+def continues(chain: Chain, segment: Segment, on_damage: OnDamage) -> bool:
+    """Whether the segment continues its stream; False if it is skipped. Raises BrokenChain."""
+    try:
+        chain.check(segment)
+    except BrokenChain as error:
+        if not may_be_skipped(segment.stream):
+            raise
+        on_damage(segment.stream, segment.seq, error.detail)
+        return False
+    return True

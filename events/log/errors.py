@@ -43,8 +43,8 @@ class MalformedRecord(LogError):
 class CorruptSegment(LogError):
     """A segment's bytes are damaged: crc, length or version do not fit."""
 
-    def __init__(self, detail: str) -> None:
-        super().__init__(f"corrupt segment: {detail}")
+    def __init__(self, detail: str, which: str = "") -> None:
+        super().__init__(f"corrupt segment{which and f' {which}'}: {detail}")
         self.detail = detail
 
 

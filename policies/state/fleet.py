@@ -81,8 +81,8 @@ class Cached(Struct):
 class UnreadableRecords(Struct, kw_only=True):
     """Records of a stream that cannot be read: how many, and of the last one its position, the digest
     of its bytes and why. `acknowledged`: how many of them an operator has acknowledged, by `command`.
-    A segment that is skipped counts as one: `after` is the number of the segment before the last of
-    them, and `position` its last one."""
+    A segment that is skipped counts as one: `segment` is the number of the last of them, and `position`
+    the stream's then."""
 
     count: int = 0
     position: int = 0
@@ -90,7 +90,7 @@ class UnreadableRecords(Struct, kw_only=True):
     reason: str = ""
     acknowledged: int = 0
     command: str = ""
-    after: int | UnsetType = UNSET
+    segment: int | UnsetType = UNSET
 
 
 class Drain(Struct, kw_only=True):

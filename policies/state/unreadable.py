@@ -29,7 +29,7 @@ def _on_skipped(fleet: Fleet, stream: str, epoch: int, event: v.SegmentSkipped) 
     head = fleet.streams.get(event.stream)
     reason = f"segment {event.segment}: {event.reason}"
     known = _count(fleet, event.stream, head.position if head is not None else 0, "", reason)
-    known.after = event.after
+    known.segment = event.segment
 
 
 def _count(fleet: Fleet, stream: str, position: int, digest: str, reason: str) -> UnreadableRecords:
@@ -43,12 +43,11 @@ def _count(fleet: Fleet, stream: str, position: int, digest: str, reason: str) -
     return known
 
 
-def stands_after(fleet: Fleet, stream: str) -> int:
-    """Number of the segment before the last one of the stream that the log says is skipped (-1: it
-    says so of none)."""
+def skipped_of(fleet: Fleet, stream: str) -> int:
+    """Number of the last segment of the stream that the log says is skipped (-1: it says so of none)."""
     unreadable = fleet.unreadable
     known = None if isinstance(unreadable, UnsetType) else unreadable.get(stream)
-    return -1 if known is None or isinstance(known.after, UnsetType) else known.after
+    return -1 if known is None or isinstance(known.segment, UnsetType) else known.segment
 
 
 def acknowledge(fleet: Fleet, worker: str, command: str) -> None:

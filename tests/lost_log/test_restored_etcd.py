@@ -171,7 +171,7 @@ async def test_a_replica_without_an_archive_knows_what_it_has_read(
     maintenance = Maintenance(log.client)
     seen = LastSeen.of_replica(str(tmp_path / "spool"), "r0", maintenance)
     await seen.check()
-    async with log.writer("w.w0") as writer:
+    async with log.writer("r.r0") as writer:
         writer.append(tick(0))
         await writer.flush(5)
         await maintenance.name_unnamed("former")

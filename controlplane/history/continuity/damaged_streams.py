@@ -18,16 +18,23 @@ log = structlog.get_logger("relume.replica")
 
 
 class DamagedStreams:
-    """The damaged segments that one replica knows of: of each stream the latest."""
+    """The damaged segments that one replica knows of: of each end of a stream the first. Others behind
+    it are skipped for the same reason."""
 
     def __init__(self, fleet: Fleet, leadership: Leadership) -> None:
         self._fleet = fleet
         self._leadership = leadership
         self._found: dict[str, DamagedSegment] = {}
-        self._written: dict[str, tuple[int, int]] = {}  # after, epoch of our leadership
+        self._written: dict[str, tuple[int, int]] = {}  # segment, epoch of our leadership
 
     def note(self, damaged: DamagedSegment) -> None:
         """The reader skipped it."""
+        known = self._found.get(damaged.stream)
+        if known is not None and known.after == damaged.after:
+            return
+        if known is not None and known.seq == damaged.seq:  # met again, behind other segments
+            self._found[damaged.stream] = damaged
+            return
         self._found[damaged.stream] = damaged
         log.error(
             "segment_skipped",
@@ -43,10 +50,9 @@ class DamagedStreams:
             return
         epoch = self._leadership.epoch
         for stream, damaged in self._found.items():
-            at = (damaged.after, epoch)
-            known = unreadable.stands_after(self._fleet, stream)
-            if known != damaged.after and self._written.get(stream) != at:
-                self._written[stream] = at
+            written = self._written.get(stream) == (damaged.seq, epoch)
+            if not written and unreadable.skipped_of(self._fleet, stream) != damaged.seq:
+                self._written[stream] = (damaged.seq, epoch)
                 self._leadership.append(
                     v.SegmentSkipped(
                         stream=stream,

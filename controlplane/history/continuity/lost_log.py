@@ -17,7 +17,6 @@ from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader.scan import READ_CONCURRENCY, Scan, together
 from relume.events.log.damaged_segment import may_be_skipped
-from relume.events.log.errors import CorruptSegment
 
 
 def begin_remedy(log_id: str = "LOG_ID") -> str:
@@ -45,23 +44,19 @@ async def check_heads(
 
     Raises EtcdLostSegments, LogUnavailable.
     """
-    scan = Scan(client, Keys(client.config.prefix), 0, on_damage=lambda *_at: None)
+    scan = Scan(client, Keys(client.config.prefix), 0)
 
     async def check(stream: str, seq: int, digest: bytes) -> None:
         extent = await scan.extent(stream)
-        if may_be_skipped(stream) and not extent.first <= seq <= extent.last:
-            extent = await scan.listed(stream)
         is_lost = extent.last < seq
         if extent.first <= seq <= extent.last:
-            try:
-                is_lost = (await scan.segment(stream, seq)).segment.hash != digest
-            except CorruptSegment:
-                if not may_be_skipped(stream):
-                    raise
+            is_lost = (await scan.segment(stream, seq)).segment.hash != digest
         if is_lost:
             raise EtcdLostSegments(log_id, stream, min(extent.last, seq - 1), seq, source)
 
-    found = [(stream, seq, digest) for stream, (seq, digest) in heads.items()]
+    # A worker may have damaged its own stream. What lost the end of the log lost ticks of the leader.
+    streams = {stream: head for stream, head in heads.items() if not may_be_skipped(stream)}
+    found = [(stream, seq, digest) for stream, (seq, digest) in streams.items()]
     for at in range(0, len(found), READ_CONCURRENCY):
         await together(check(*head) for head in found[at : at + READ_CONCURRENCY])
 

@@ -25,7 +25,7 @@ from relume.events.etcd.config import BACKOFF_MIN_MS
 from relume.events.etcd.keys import Keys, after_prefix
 from relume.events.etcd.owners import Life, OwnerHistory
 from relume.events.etcd.reader.scan import PlacedSegment, Scan, placed_or_skipped
-from relume.events.log.damaged_segment import DamagedSegment, may_be_skipped
+from relume.events.log.damaged_segment import DamagedSegment, OnDamage, continues, may_be_skipped
 from relume.events.log.errors import BrokenChain, LogUnavailable
 from relume.events.log.interface import Heads, RevisionGroup
 from relume.events.log.segment import Chain, Segment
@@ -46,9 +46,15 @@ class LogChain(Chain):
         self._adopt = adopt
         self._epochs: dict[str, int] = {}
 
+    @property
+    def adopts(self) -> bool:
+        """Whether a stream may begin anywhere."""
+        return self._adopt
+
     def check(self, segment: Segment) -> None:
         """Accept the next segment of its stream, or raise BrokenChain."""
-        if segment.epoch < self._epochs.get(segment.stream, 0):
+        is_fenced = segment.epoch < self._epochs.get(segment.stream, 0)
+        if is_fenced and not may_be_skipped(segment.stream):  # who begins later cannot know
             raise BrokenChain(segment.stream, segment.seq, f"epoch {segment.epoch} is fenced")
         if self._adopt and segment.stream not in self.heads:
             before = segment.seq - 1, segment.previous, segment.first
@@ -68,13 +74,12 @@ class EtcdReader:
     def __init__(self, client: EtcdClient, heads: Heads | None = None) -> None:
         self._client = client
         self._keys = Keys(client.config.prefix)
-        self._heads = heads or {}
-        self._damage: dict[str, DamagedSegment] = {}
+        self._heads = heads
         self._watch: Watch | None = None
         self.on_foreign_key: Callable[[bytes], None] = lambda _key: None
         """Called with each key found in the log's prefix that Relume does not write; it is ignored."""
         self.on_damage: Callable[[DamagedSegment], None] = lambda _damaged: None
-        """Called with the first segment that is skipped after each end of a stream."""
+        """Called with each segment that is skipped, perhaps several times."""
         self.revision = 0
         """The last revision `follow` has looked at."""
 
@@ -142,12 +147,13 @@ class EtcdReader:
 
     async def _chain(self, after: int, heads: Heads | None) -> LogChain:
         """First segments are trusted only where a beginning may be missing."""
-        adopt, heads = bool(after), heads or self._heads
+        heads = heads if heads is not None else self._heads
+        adopt = bool(after) and heads is None
         if not after and not heads:
             snap = self._keys.snap
             answer = await self._client.range(snap, after_prefix(snap), keys_only=True)
             adopt = any(map(self._is_ours, (kv.key for kv in answer.kvs)))
-        return LogChain(heads, adopt)
+        return LogChain(heads or {}, adopt)
 
     async def _read(
         self, after: int, until: int, chain: LogChain
@@ -165,17 +171,22 @@ class EtcdReader:
         owned = self._owned(answer.kvs)
         skipped: list[tuple[str, int, str]] = []
         scan = Scan(
-            self._client, self._keys, revision, self.on_foreign_key, lambda *at: skipped.append(at)
+            self._client,
+            self._keys,
+            revision,
+            self.on_foreign_key,
+            lambda *at: skipped.append(at),
+            None if chain.adopts else chain.heads,
         )
         whole = await scan.extents(owned)
-        extents = [await scan.since(extent, after) for extent in whole] if after else whole
+        extents = [await scan.since(extent, after) for extent in whole]
         segments = await scan.segments(extents)
         lives = [Life(p.segment.stream, p.segment.epoch, p.revision) for p in segments]
         lives += [Life(extent.stream, 0, 0) for extent in whole]
         lives += [Life(stream, epoch, epoch) for stream, epoch in owned.items()]
         changes = await OwnerHistory(self._client, self._keys, floor, revision).changes(lives)
-        groups = await self._grouped(segments, changes, chain)
-        for stream, seq, reason in skipped:
+        groups = await self._grouped(segments, changes, chain, lambda *at: skipped.append(at))
+        for stream, seq, reason in sorted(skipped):
             self._skip(chain, stream, seq, reason)
         return revision, groups
 
@@ -198,7 +209,11 @@ class EtcdReader:
         return await self._client.compacted_revision(self._keys.own)
 
     async def _grouped(
-        self, segments: list[PlacedSegment], changes: list[tuple[int, str, int]], chain: LogChain
+        self,
+        segments: list[PlacedSegment],
+        changes: list[tuple[int, str, int]],
+        chain: LogChain,
+        on_damage: OnDamage,
     ) -> list[RevisionGroup]:
         owners = {
             revision: tuple((stream, epoch) for _, stream, epoch in group)
@@ -210,7 +225,7 @@ class EtcdReader:
         }
         groups = []
         for number, revision in enumerate(sorted(written.keys() | owners.keys())):
-            found = tuple(s for s in written.get(revision, ()) if self._continues(chain, s))
+            found = tuple(s for s in written.get(revision, ()) if continues(chain, s, on_damage))
             if not found and revision not in owners:
                 continue
             groups.append(RevisionGroup(revision, found, owners.get(revision, ())))
@@ -225,6 +240,7 @@ class EtcdReader:
         """
         segments: list[Segment] = []
         owners: list[tuple[str, int]] = []
+        on_damage = functools.partial(self._skip, chain)
         for event in events:
             kv = event.kv
             if not kv.key.startswith((self._keys.own, self._keys.log)):
@@ -238,31 +254,15 @@ class EtcdReader:
                 elif kv.create_revision == revision:  # else only its lease was renewed
                     owners.append((stream, revision))
             elif event.type != _DELETE:
-                there = placed_or_skipped(self._keys, kv, functools.partial(self._skip, chain))
+                there = placed_or_skipped(self._keys, kv, on_damage)
                 if there is not None:
                     segments.append(there.segment)
         segments.sort(key=lambda s: (s.stream, s.seq))
-        segments = [segment for segment in segments if self._continues(chain, segment)]
+        segments = [segment for segment in segments if continues(chain, segment, on_damage)]
         if not segments and not owners:
             return None
         return RevisionGroup(revision, tuple(segments), tuple(sorted(owners)))
 
-    def _continues(self, chain: LogChain, segment: Segment) -> bool:
-        """Whether the segment continues its stream; False if it is skipped. Raises BrokenChain."""
-        try:
-            chain.check(segment)
-        except BrokenChain as error:
-            if not may_be_skipped(segment.stream):
-                raise
-            self._skip(chain, segment.stream, segment.seq, error.detail)
-            return False
-        return True
-
     def _skip(self, chain: LogChain, stream: str, seq: int, reason: str) -> None:
-        """Name the segment, unless another one was skipped at the same end of the stream."""
-        after = chain.heads.get(stream, (0, b"", 0))[0]
-        known = self._damage.get(stream)
-        if known is None or known.after != after:
-            damaged = DamagedSegment(stream=stream, seq=seq, after=after, reason=reason)
-            self._damage[stream] = damaged
-            self.on_damage(damaged)
+        after = chain.heads.get(stream, (0, b"", 1))[0]
+        self.on_damage(DamagedSegment(stream=stream, seq=seq, after=after, reason=reason))

@@ -6,8 +6,9 @@ count give a stream's extent, and bounded ranges of sequence numbers are read co
 All requests are pinned at one revision.
 
 Keys that are no segments are ignored. One in the folder of a stream makes its count too large. Then
-segments are missing at its end, and the folder is listed key by key. The same holds for a segment whose
-number does not continue the stream (`damaged_segment`).
+segments are missing at its end, and the folder is listed key by key. In a worker's stream there may be
+segments with other numbers too, before its beginning or behind its end (`damaged_segment`). Its segments
+are those that follow what was read of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from aetcd import rpc
 from msgspec import Struct
@@ -25,10 +26,13 @@ from relume.events.etcd.errors import ResponseTooLarge
 from relume.events.etcd.keys import BadKey, Keys, after_prefix
 from relume.events.log.damaged_segment import OnDamage, may_be_skipped
 from relume.events.log.errors import BrokenChain, Compacted, CorruptSegment
+from relume.events.log.interface import Heads
 from relume.events.log.segment import MAX_SEGMENT_BYTES, Segment, unpack
 
 T = TypeVar("T")
 
+_LARGEST = (1 << 64) - 1
+"""The largest number of a segment."""
 # A unit of concurrent work, in segments.
 _CHUNK = 2_048
 # Pages aim at this size; the first one of a chunk is safe whatever the segments' size.
@@ -36,6 +40,7 @@ _PAGE_BYTES = 4 * 1024 * 1024
 _PAGE_MOST = 1_024
 _POINT_READS = 100
 _LISTED = 1_024  # keys in a page of a listing
+_NAMED = 16  # other segments without a gap that are named one by one
 READ_CONCURRENCY = 8
 """Maximum number of reads at the same time."""
 
@@ -68,10 +73,18 @@ class PlacedSegment(Struct, frozen=True, gc=False):
     segment: Segment
 
 
+class _Read(NamedTuple):
+    """Segments, and the stream of each one that is skipped."""
+
+    placed: list[PlacedSegment]
+    skipped: list[str]
+
+
 class Scan:
     """Reads at `revision`, which must not be compacted. `on_foreign_key` is called with each key of
     the log's prefix that it meets and that is no segment. `on_damage` is called with each segment that
-    is skipped (`damaged_segment`); without it none is."""
+    is skipped (`damaged_segment`); without it none is. `heads`: where each stream ends that was read
+    before; None: a stream may begin anywhere."""
 
     def __init__(
         self,
@@ -80,9 +93,11 @@ class Scan:
         revision: int,
         on_foreign_key: Callable[[bytes], None] = lambda _key: None,
         on_damage: OnDamage | None = None,
+        heads: Heads | None = None,
     ) -> None:
         self.revision = revision
         self._on_damage = on_damage
+        self._heads = heads
         self._on_foreign_key = on_foreign_key
         self._client = client
         self._keys = keys
@@ -154,8 +169,24 @@ class Scan:
         return Extent(folder.stream, first, first + folder.keys - 1)
 
     async def listed(self, stream: str) -> Extent:
-        """The extent of a stream whose folder has other keys too. Of numbers with gaps between them it
-        is the longest part, where the others are skipped. Raises BrokenChain."""
+        """The extent of a stream whose folder has other keys too. Where segments are skipped, it is the
+        part that follows what was read; if it may begin anywhere, the longest. Raises BrokenChain."""
+        parts, expected = await self._parts(stream), self._expected(stream)
+        if expected is None:
+            chosen = max(parts, key=lambda part: part.count)
+        else:
+            following = (part for part in parts if part.first <= expected <= part.last)
+            chosen = next(following, Extent(stream, expected, expected - 1))
+        for part in parts:
+            if part.last > chosen.last or (part.last < chosen.first and expected is None):
+                self._name(part)
+        if expected is None or not chosen.count:
+            return chosen
+        return Extent(stream, expected, chosen.last)
+
+    async def _parts(self, stream: str) -> list[Extent]:
+        """The numbers in a folder, without gaps in each part. Raises BrokenChain if there are gaps, and
+        none may be."""
         start, end = self._keys.stream(stream), after_prefix(self._keys.stream(stream))
         parts, revision, more = [Extent(stream, 1, 0)], self.revision, True
         while more:
@@ -168,7 +199,9 @@ class Scan:
                     self._on_foreign_key(kv.key)
                     continue
                 seq, last = self._keys.segment_of(kv.key)[1], parts[-1]
-                if not last.count:
+                if not seq and self._skips(stream):
+                    self._name(Extent(stream, 0, 0))
+                elif not last.count:
                     parts[-1] = Extent(stream, seq, seq)
                 elif seq == last.last + 1:
                     parts[-1] = Extent(stream, last.first, seq)
@@ -180,20 +213,35 @@ class Scan:
             more = bool(answer.more)
             if answer.kvs:
                 start = answer.kvs[-1].key + b"\0"
-        longest = max(parts, key=lambda part: part.count)
-        for part in parts:
-            if part is not longest and self._on_damage is not None:
-                self._on_damage(stream, part.first, "its number does not continue the stream")
-        return longest
+        return parts
+
+    def _name(self, part: Extent) -> None:
+        """Name segments that are not of their stream, although they may be whole."""
+        if self._on_damage is not None:
+            for seq in range(part.first, min(part.last + 1, part.first + _NAMED)):
+                self._on_damage(part.stream, seq, "its number does not continue the stream")
 
     def _skips(self, stream: str) -> bool:
         return self._on_damage is not None and may_be_skipped(stream)
 
+    def _expected(self, stream: str) -> int | None:
+        """The number that continues a stream in which segments may be skipped; None: any."""
+        if self._heads is None or not self._skips(stream):
+            return None
+        return self._heads.get(stream, (0, b"", 1))[0] + 1
+
     async def since(self, extent: Extent, after: int) -> Extent:
-        """The part of `extent` written after revision `after`.
+        """The part of `extent` written after revision `after`, or that follows what was read.
 
         Raises Compacted when some of that part has been deleted, BrokenChain.
         """
+        if (expected := self._expected(extent.stream)) is not None:
+            last = min(
+                extent.last, expected + extent.count - 1
+            )  # a far key is no reason to read on
+            return Extent(extent.stream, expected, max(last, expected - 1))
+        if not after:
+            return extent
         try:
             return await self._since(extent, after)
         except BrokenChain:
@@ -211,7 +259,7 @@ class Scan:
                     high = min(high, seq)
                 else:
                     low = max(low, seq + 1)
-        if low == extent.first > 1 and low <= extent.last:
+        if low == extent.first > 1 and low <= extent.last and not self._skips(extent.stream):
             key = self._keys.segment(extent.stream, low - 1)
             before = await self._client.range(key, keys_only=True, revision=after)
             if not before.kvs:
@@ -228,12 +276,33 @@ class Scan:
     async def segments(self, extents: Iterable[Extent]) -> list[PlacedSegment]:
         """The segments of all extents, in total order. Raises BrokenChain, CorruptSegment."""
         wanted = list(extents)
+        found = await self._read(wanted)
+        there = Counter(p.segment.stream for p in found.placed) + Counter(found.skipped)
+        again = []
+        for extent in wanted:
+            if there[extent.stream] != extent.count:
+                listed = await self.listed(extent.stream)
+                if self._skips(extent.stream):
+                    again.append(
+                        Extent(extent.stream, max(extent.first, listed.first), listed.last)
+                    )
+        if again:
+            others = {extent.stream for extent in again}
+            placed = [p for p in found.placed if p.segment.stream not in others]
+            found = await self._read(again)
+            found.placed.extend(placed)
+        return sorted(found.placed, key=lambda p: (p.revision, p.segment.stream, p.segment.seq))
+
+    async def _read(self, extents: list[Extent]) -> _Read:
+        """What stands at the numbers of `extents`, and of the streams in which segments may be skipped
+        at the number after the last, which nothing is to stand at."""
         chunks = deque(
-            Extent(e.stream, low, min(low + _CHUNK - 1, e.last))
-            for e in wanted
-            for low in range(e.first, e.last + 1, _CHUNK)
+            Extent(e.stream, low, min(low + _CHUNK - 1, last))
+            for e in extents
+            for last in (min(e.last + self._skips(e.stream), _LARGEST),)
+            for low in range(e.first, last + 1, _CHUNK)
         )
-        found: list[PlacedSegment] = []
+        found = _Read([], [])
 
         async def worker() -> None:
             while chunks:
@@ -241,32 +310,18 @@ class Scan:
 
         workers = min(len(chunks), READ_CONCURRENCY)
         await together(worker() for _ in range(workers))
-        there = Counter(p.segment.stream for p in found)
-        for extent in wanted:
-            if there[extent.stream] < extent.count:
-                found = await self._reread(extent, await self.listed(extent.stream), found)
-        found.sort(key=lambda p: (p.revision, p.segment.stream, p.segment.seq))
         return found
 
-    async def _reread(
-        self, counted: Extent, listed: Extent, found: list[PlacedSegment]
-    ) -> list[PlacedSegment]:
-        """`found`, with the segments of a stream that was counted wrongly."""
-        first, last = max(counted.first, listed.first), listed.last
-        if not self._skips(counted.stream) or (first, last) == (counted.first, counted.last):
-            return found
-        found = [p for p in found if p.segment.stream != counted.stream]
-        await self._chunk(Extent(counted.stream, first, last), found)
-        return found
-
-    async def _chunk(self, extent: Extent, found: list[PlacedSegment]) -> None:
+    async def _chunk(self, extent: Extent, found: _Read) -> None:
         low, page = extent.first, self._page_least
+        folder = self._keys.stream(extent.stream)
         while low <= extent.last:
             end = min(low + page, extent.last + 1)
+            behind = self._keys.segment(extent.stream, end) if end <= _LARGEST else b""
             try:
                 answer = await self._client.range(
                     self._keys.segment(extent.stream, low),
-                    self._keys.segment(extent.stream, end),
+                    behind or after_prefix(folder),
                     revision=self.revision,
                 )
             except ResponseTooLarge:
@@ -279,7 +334,9 @@ class Scan:
                 if not self._keys.is_ours(kv.key):
                     self._on_foreign_key(kv.key)
                 elif there := placed_or_skipped(self._keys, kv, self._on_damage):
-                    found.append(there)
+                    found.placed.append(there)
+                else:
+                    found.skipped.append(extent.stream)
             average = max(64, size // max(1, len(answer.kvs)))
             page = max(self._page_least, min(_PAGE_MOST, _PAGE_BYTES // average))
             low = end
@@ -319,7 +376,7 @@ def placed(keys: Keys, kv: Any) -> PlacedSegment:
     try:
         segment = unpack(kv.value)
     except CorruptSegment as error:
-        raise CorruptSegment(f"segment {seq} of {stream}: {error.detail}") from None
+        raise CorruptSegment(error.detail, f"{seq} of {stream}") from None
     if (segment.stream, segment.seq) != (stream, seq):
         raise BrokenChain(stream, seq, f"holds segment {segment.seq} of {segment.stream}")
     return PlacedSegment(kv.mod_revision, segment)

@@ -74,8 +74,8 @@ async def test_a_damaged_segment_of_one_workers_stream_ends_no_replica(fleet: Co
     assert replicas == {name: fleet.fleet.children[name].pid for name in replicas}
     assert all(fleet.fleet.children[name].alive for name in replicas)
     (found,) = await check_segments(fleet.etcd)
-    command, _, then = found.remedy.partition(", ")
-    assert then == "restart the agent, then relume trust w2"
+    command, _, then = found.remedy.partition("; ")
+    assert then == "then restart the agent, and relume trust w2"
     await fleet.etcd.client.delete(command.removeprefix("etcdctl del ").encode())
     agent = fleet.fleet.children["w2"]
     await asyncio.to_thread(agent.process.wait, HANG_S)
