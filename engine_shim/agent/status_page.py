@@ -2,19 +2,22 @@
 
 `/health` is `/state` under the name that probes ask for: the agent lives. `/ready` is 503 with the
 reason until the worker may serve. A few lines of HTTP/1.0 rather than a framework: the agent stays
-small.
+small. systemd is told the same where it asks for it (`Type=notify`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 REQUEST_TIMEOUT_S = 5.0
+NOTICE_PERIOD_S = 0.5
 _LIMIT_BYTES = 8192
 _PATHS = "/state, /health and /ready"
 
@@ -76,3 +79,27 @@ class StatusServer:
             f"HTTP/1.0 {status}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(payload)}\r\nconnection: close\r\n\r\n"
         ).encode() + (b"" if request[0] == b"HEAD" else payload)
+
+
+def _path(address: str) -> str:
+    """As the kernel takes it: "@" begins the name of an abstract socket."""
+    return "\0" + address[1:] if address.startswith("@") else address
+
+
+async def notify_systemd(not_ready: Callable[[], str]) -> None:
+    """Say when the worker may serve, and why it may not until then, in the protocol of sd_notify(3). It
+    ends at once where the agent is no unit of `Type=notify`."""
+    address = os.environ.pop("NOTIFY_SOCKET", "")  # it is not for the engine
+    if not address:
+        return
+    sent: str | None = None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.setblocking(False)
+        while True:
+            why = not_ready()
+            if why != sent:
+                text = f"STATUS={why}" if why else "READY=1\nSTATUS=ready"
+                with contextlib.suppress(OSError):  # systemd does not listen: say it again
+                    channel.sendto(text.encode(), _path(address))
+                    sent = why
+            await asyncio.sleep(NOTICE_PERIOD_S)

@@ -251,6 +251,21 @@ def test_a_worker_is_not_killed_before_its_requests_have_left():
     assert int(wait_s) >= agent_stop_s()
 
 
+def test_a_worker_is_started_when_it_is_ready():
+    """As a pod is, so one worker after the other can be restarted."""
+    item = container("agent")
+    (port,) = [a.partition("=")[2] for a in arguments(item) if a.startswith("--status-port=")]
+    assert f":{port}/ready" in item["readinessProbe"]["exec"]["command"][-1]
+    (stateful,) = [
+        d for _, d in documents()
+        if d["kind"] == "StatefulSet" and d["metadata"]["name"] == "relume-worker"
+    ]  # fmt: skip
+    assert stateful["spec"]["minReadySeconds"] > 0
+    (unit,) = [path for path in UNITS if path.name.startswith("relume-worker")]
+    settings = re.findall(r"^(Type|TimeoutStartSec)=(.+)$", unit.read_text(), re.MULTILINE)
+    assert settings == [("Type", "notify"), ("TimeoutStartSec", "infinity")], "models load long"
+
+
 def test_a_pod_accepts_connections_until_its_probe_has_failed():
     item = container("serve")
     config = drain_of(serve_flags(arguments(item)))
