@@ -47,10 +47,12 @@ async def at_rest(
 
 def _restless(host: Host, watch: Watch) -> str:
     for child in host.children.values():
-        if not child.alive:
+        if not child.alive and child.name not in host.out_of_log:
             return f"{child.name} does not run"
     fleet = watch.fleet
     for name in host.schedule.workers:
+        if name in host.out_of_log:
+            continue
         worker = fleet.workers.get(name)
         if worker is None or not worker.present or worker.engine != EnginePhase.READY:
             return f"{name} does not serve"

@@ -58,7 +58,7 @@ _UNSEEN = "weights-flipped-unseen"
 """Drawn separately too, with cross-checks of all requests, which find it."""
 
 _UNREADABLE, _GARBLED = "record-unreadable", "reports-unreadable"
-_TERMINATE = "agent-terminate"
+_TERMINATE, _DAMAGED = "agent-terminate", "segment-damaged"
 
 _PATHS = (
     "replica-cut", "replica-calls-lost", "replica-answers-lost", "replica-spool-torn",
@@ -70,7 +70,7 @@ _PATHS = (
 
 _APART = (
     SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN, _UNREADABLE, _GARBLED,
-    _TERMINATE, *_PATHS,
+    _TERMINATE, _DAMAGED, *_PATHS,
 )  # fmt: skip
 
 _IN_RECOVERY = (
@@ -137,6 +137,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *while_away,
         *_nobody_left(seed, without),
         *_unreadable(seed, without),
+        *_damaged(seed, without),
         *_garbled(seed, fleet, without),
         *_terminated(seed, without),
         *_stuck(seed, fleet, without),
@@ -411,6 +412,16 @@ def _unreadable(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
     if rng.random() >= 1 / 12 or _UNREADABLE in without:
         return ()
     return (Fault(what=_UNREADABLE, when=When(at_s=at_s), target="any"),)
+
+
+def _damaged(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of twenty seeds, bytes that are no segment stand in a worker's stream. Drawn separately, as
+    above."""
+    rng = Random(f"compose-damaged:{seed}")
+    at_s = round(rng.uniform(0.5, 8), 3)
+    if rng.random() >= 1 / 20 or _DAMAGED in without:
+        return ()
+    return (Fault(what=_DAMAGED, when=When(at_s=at_s), target="any"),)
 
 
 def _garbled(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:

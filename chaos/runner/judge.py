@@ -219,7 +219,7 @@ def _struck(strikes: Iterable[Strike], what: Collection[str]) -> Iterator[tuple[
                 yield name, strike
 
 
-_OF_AGENTS = ("agent-kill", "agent-spool-torn", "agent-stop", "cpu-limit")
+_OF_AGENTS = ("agent-kill", "agent-spool-torn", "agent-stop", "cpu-limit", "segment-damaged")
 _OF_LINKS = ("cut", "cut-one-way", "link-slow")
 _CUTS_OF_REPLICAS = ("replica-cut", "replica-calls-lost", "replica-answers-lost")
 _OF_REPLICAS = ("leader-stop", *DEATHS_OF_REPLICAS, *_CUTS_OF_REPLICAS)
@@ -288,12 +288,14 @@ def _unserved_ms(run: Outcome, log: Log) -> int:
 
 def _away(run: Outcome) -> Iterator[tuple[int, int, str]]:
     """From when to when (ns) a fault prevented which worker from serving: it was cut from the
-    gateways, stopped, its agent wrote what cannot be read, or it was dead while its agent was stopped or
+    gateways, stopped, what its agent wrote cannot be read, or it was dead while its agent was stopped or
     cut from etcd, or no log could report its return."""
     deaths = list(_deaths(run))
     for fired in run.fired:
         until_ns = fired.until_ns or run.ended_ns
         cut = _cut_from(run, fired)
+        if fired.what == "segment-damaged":  # its agent ends as well, and cannot start
+            yield from ((fired.at_ns, run.ended_ns, name) for name in fired.target.split(","))
         if cut == "gateway" or fired.what in ("engine-stop", "record-unreadable"):
             for name in fired.target.split(","):
                 yield fired.at_ns, until_ns, name

@@ -71,6 +71,10 @@ FAULTS: Mapping[str, FaultKind] = {
     "record-unreadable": FaultKind(
         about="an agent writes a record that nobody can read", target="worker"
     ),
+    "segment-damaged": FaultKind(
+        about="bytes that are no segment stand in a worker's stream, where its agent is to write",
+        target="worker",
+    ),
     "reports-unreadable": FaultKind(
         about="an agent cannot read what its engine reports of its steps",
         target="worker",

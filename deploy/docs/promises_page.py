@@ -146,6 +146,7 @@ PROMISES = {
             "domain-lost",
             "workers-refuse",
             "unreadable-record",
+            "segment-damaged",
             "agents-terminated-in-turn",
             "spare-promoted",
             "spare-dies-while-promoted",
@@ -159,6 +160,7 @@ PROMISES = {
         "No record, request or client ends a process it does not own, or keeps others' streams waiting beyond a bound.",
         (
             "unreadable-record",
+            "segment-damaged",
             "reports-unreadable",
             "requests-unusual",
             "clients-gone",

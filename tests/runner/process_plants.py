@@ -12,6 +12,8 @@ from relume.controlplane.replica.scheduler import Scheduler
 from relume.engine_shim.agent.effects import EffectRunner
 from relume.engine_shim.agent.engine_process.supervisor import Supervisor
 from relume.engine_shim.agent.unread_reports import UnreadReports
+from relume.events.etcd.reader import log_reader, scan
+from relume.events.log import damaged_segment
 from relume.events.log.codec import UnreadableRecord
 from relume.events.log.errors import BrokenChain
 from relume.events.vocabulary.enums import EffectKind, RouteCause
@@ -29,6 +31,12 @@ def _record_ends_replicas(patch: Set) -> None:
         seen(self, stream, position, event)
 
     patch(Replica, "_seen", strict)
+
+
+def _damage_ends_replicas(patch: Set) -> None:
+    """a segment that cannot be read ends each replica, also one of a worker's stream"""
+    for module in (damaged_segment, log_reader, scan):
+        patch(module, "may_be_skipped", lambda stream: False)
 
 
 def _orders_for_others(patch: Set) -> None:
@@ -84,6 +92,7 @@ def _drained_streams_wait(patch: Set) -> None:
 
 BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
     ("I20", "unreadable-record 0", _record_ends_replicas),
+    ("I12", "segment-damaged 0", _damage_ends_replicas),
     ("I20", "rolling-restart 0", _orders_for_others),
     ("I20", "reports-unreadable 0", _unread_engine_is_ended),
     ("I20", "rolling-restart 0", _drained_streams_wait),

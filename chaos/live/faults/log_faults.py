@@ -15,12 +15,18 @@ from relume.chaos.live.faults.wall_clocks import WallClocks
 from relume.chaos.live.processes import signals
 from relume.chaos.live.processes.fleet_host import Host
 from relume.chaos.scenario.schedule import PlannedFault
+from relume.events.etcd.config import EtcdConfig
+from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.keys import Keys
+from relume.events.etcd.reader.scan import Scan
 from relume.events.log.errors import LogError
 
 Undo = Callable[[], Awaitable[None]]
 Struck = tuple[Undo | None, str]
 """The function that undoes it, and a detail for the report."""
 
+AHEAD = 4
+"""How far ahead of its last segment a worker's stream is damaged: nothing is being written there yet."""
 RESTART_S = 0.5
 HANG_MS = 3_600_000.0
 """More than any run lasts."""
@@ -92,6 +98,22 @@ class LogFaults:
     def _cut_replicas(self, targets: Sequence[str], *ways: str) -> Struck:
         links = [link for replica in targets for link in self._host.etcd_links[replica]]
         return cut(links, ways), f"{len(links)} links to etcd"
+
+    # --- what stands in the log ---------------------------------------------------------------
+
+    async def _segment_damaged(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        config = EtcdConfig(endpoints=tuple(self._host.etcd.endpoints), prefix=self._host.prefix)
+        keys, put = Keys(config.prefix), dict[str, int]()
+        try:
+            async with EtcdLog(config, "chaos") as log:
+                for worker in targets:
+                    last = (await Scan(log.client, keys, 0).extent(f"w.{worker}")).last
+                    put[worker] = last + AHEAD
+                    await log.client.put(keys.segment(f"w.{worker}", last + AHEAD), b"no segment")
+                    self._host.out_of_log.add(worker)
+        except LogError as error:
+            raise CannotStrike(str(error)) from None
+        return None, ", ".join(f"{worker}: segment {number}" for worker, number in put.items())
 
     # --- clocks -----------------------------------------------------------------------------
 

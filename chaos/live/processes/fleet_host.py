@@ -71,6 +71,8 @@ class Host(LocalFleet):
         self.failpoints: FailpointServer | None = None
         self.canary_s = 0.0
         """Time between two canaries to a worker; 0: the agent's own."""
+        self.out_of_log: set[str] = set()
+        """Workers whose agents cannot write any more, and so do not run, until the end."""
         self._whats = frozenset(fault.what for fault in schedule.faults)
         self._ports: dict[str, tuple[int, int]] = {}
         self._stack = AsyncExitStack()

@@ -21,6 +21,10 @@ CLUSTER = 0x51A
 PUT, DELETE = 0, 1
 
 
+DAMAGED = b"no segment"
+"""A value of which no reader makes anything."""
+
+
 class KeyValue(Struct, frozen=True, gc=False, kw_only=True):
     """As `mvccpb.KeyValue`. A deleted key has `create_revision` 0."""
 
@@ -51,6 +55,7 @@ class Found(Struct, frozen=True):
     kvs: list[KeyValue]
     count: int
     header: Header
+    more: bool = False
 
 
 class Op(Struct, frozen=True):
@@ -141,7 +146,8 @@ class Store:
             kvs = []
         elif request.limit:
             kvs = kvs[: request.limit]
-        return Found(kvs, count, header)
+        more = not request.count_only and len(kvs) < count
+        return Found(kvs, count, header, more)
 
     def changes_from(self, revision: int) -> Iterable[tuple[int, tuple[Event, ...]]]:
         """(revision, its events) from `revision` to the present."""
@@ -174,7 +180,7 @@ class Store:
                     owners.append((keys.owned_stream(kv.key), 0))
                 elif kv.create_revision == revision:
                     owners.append((keys.owned_stream(kv.key), revision))
-            elif kv.key.startswith(keys.log) and event.type == PUT:
+            elif kv.key.startswith(keys.log) and event.type == PUT and kv.value != DAMAGED:
                 segments.append(self.unpack(kv.value))
         if not segments and not owners:
             return None

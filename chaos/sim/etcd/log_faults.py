@@ -99,6 +99,10 @@ class LogFaults:
         etcd.silence(target)
         return lambda: etcd.end_silence(target)
 
+    def _segment_damaged(self, planned: PlannedFault, target: str) -> None:
+        if not self._fleet.etcd.damage(f"w.{target}", self._random.randint(1, 4)):
+            raise CannotStrike("nobody can write")
+
     def _etcd_clock_jump(self, planned: PlannedFault, target: str) -> None:
         if target != self._fleet.etcd.leader_name:
             raise CannotStrike(f"{target} does not lead: it counts no leases")

@@ -26,11 +26,13 @@ from msgspec.structs import replace
 from relume.chaos.memory_folder import memory_folder
 from relume.chaos.sim.etcd.key_store import (
     CLUSTER,
+    DAMAGED,
     Event,
     Header,
     Lease,
     NoSuchLease,
     OutOfHistory,
+    Range,
     Store,
     Txn,
 )
@@ -40,7 +42,7 @@ from relume.chaos.sim.world.network import End, Wires
 from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
-from relume.events.etcd.keys import Keys
+from relume.events.etcd.keys import Keys, after_prefix
 from relume.events.etcd.reader import scan
 from relume.events.etcd.reader.log_reader import EtcdReader
 from relume.events.etcd.writer.backlog import Backlog
@@ -293,6 +295,20 @@ class SimEtcd:
                 if events:
                     reply(_watch_response(member, events=events))
         member.unsent.clear()
+
+    def damage(self, stream: str, ahead: int) -> bool:
+        """Put bytes that are no segment `ahead` of the last segment of a stream; False if nobody leads.
+        A segment that is written there meanwhile stays."""
+        if self.leader is None or not self._has_leader:
+            return False
+        keys = Keys(self.config.prefix)
+        folder = keys.stream(stream)
+        there = self.store.range(Range(key=folder, end=after_prefix(folder))).kvs
+        numbers = [keys.segment_of(kv.key)[1] for kv in there if kv.value != DAMAGED]
+        key = keys.segment(stream, max(numbers, default=0) + ahead)
+        put = Txn(compares=((key, 0, False),), puts=((key, DAMAGED, 0),), reads=(), otherwise=())
+        self._propose(self.leader, "Txn", put, lambda _answer: None)
+        return True
 
     def jump(self, seconds: float) -> None:
         """The leader's clock jumps forward: leases have so much less time left."""

@@ -69,6 +69,7 @@ def restarted(incarnation: int = 0, worker: str = "w0") -> v.EffectsDecided:
         ("engine-kill", "w0", True),
         ("domain-loss", "w0", True),
         ("worker-slow", "w0", True),
+        ("segment-damaged", "w0", True),
         ("engine-kill", "w1", False),
         ("holder-kill", "w0", False),
         ("record-unreadable", "w0", False),

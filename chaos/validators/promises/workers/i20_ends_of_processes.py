@@ -68,6 +68,7 @@ _OF_HOSTS = frozenset(
         "cut",
         "cut-one-way",
         "cpu-limit",
+        "segment-damaged",
     )
 )
 """Faults that end an engine and a state daemon, or cost their agent its stream, and it ends both."""
