@@ -25,7 +25,7 @@ from relume.controlplane.history.errors import HistoryError, HistoryGap
 from relume.controlplane.history.snapshots import Manifest
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import Compacted
-from relume.events.log.interface import Heads, LogReader, RevisionGroup
+from relume.events.log.interface import LogReader, RevisionGroup
 from relume.events.log.segment import Chain
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
@@ -107,12 +107,13 @@ async def load_history(
     LogUnavailable.
     """
     groups: list[RevisionGroup] = []
-    last = 0
+    chain, last = Chain(), 0
     while True:
         more, end = await asyncio.to_thread(read_archive, archive_dir, log_id, last)
+        await asyncio.to_thread(check_chain, more, chain)
         groups += more
         try:
-            groups += await reader.read(end, heads=_ends(groups) if groups else None)
+            rest = await reader.read(end, heads=chain.heads or None)
             break
         except Compacted as error:
             # The leader may have sealed more, and trimmed it, while we read.
@@ -120,13 +121,8 @@ async def load_history(
                 detail = "trimmed from etcd, not in the archive"
                 raise HistoryGap(end, error.available, detail) from None
         last = end
-    await asyncio.to_thread(check_chain, groups)
-    return groups
-
-
-def _ends(groups: list[RevisionGroup]) -> Heads:
-    segments = (segment for group in groups for segment in group.segments)
-    return {s.stream: (s.seq, s.hash, s.last + 1) for s in segments}
+    await asyncio.to_thread(check_chain, rest, chain)
+    return groups + rest
 
 
 def read_archive(
@@ -144,9 +140,8 @@ def read_archive(
     return list(archive.read(after)), max(archive.last, after)
 
 
-def check_chain(groups: list[RevisionGroup]) -> None:
-    """I6: every stream from its first segment on, without a break. Raises BrokenChain."""
-    chain = Chain()
+def check_chain(groups: list[RevisionGroup], chain: Chain) -> None:
+    """I6: every stream continues `chain` without a break. Raises BrokenChain."""
     for group in groups:
         for segment in group.segments:
             chain.check(segment)

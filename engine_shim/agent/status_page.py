@@ -2,7 +2,7 @@
 
 `/health` is `/state` under the name that probes ask for: the agent lives. `/ready` is 503 with the
 reason until the worker may serve. A few lines of HTTP/1.0 rather than a framework: the agent stays
-small. systemd is told the same where it asks for it (`Type=notify`).
+small. systemd gets the same, for a unit of `Type=notify`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from relume.events.log.errors import BrokenChain, CorruptSegment, LogError
 from relume.events.log.segment import GENESIS, pack
 from tests.etcd_server import EtcdServer
 from tests.events.support import following, numbers, tick, until
-from tests.history.stage import folded, replica_on, traffic_on
+from tests.history.stage import Stage, Traffic, folded, replica_on, traffic_on
 
 pytestmark = pytest.mark.etcd
 
@@ -212,16 +212,21 @@ async def test_the_owner_of_the_stream_says_which_segment_it_is(log: EtcdLog) ->
             pass
 
 
+async def all_archived(stage: Stage, traffic: Traffic) -> None:
+    """A trimmed log, with a snapshot of all that the worker wrote."""
+    while not stage.keeper.status.trimmed:
+        await traffic.steps(16)
+    rounds = stage.keeper.status.rounds
+    await until(lambda: stage.keeper.status.rounds > rounds + 1)
+
+
 async def test_a_replica_that_begins_at_a_snapshot_passes_over_it(
     etcd: EtcdServer, log: EtcdLog, tmp_path: Path
 ) -> None:
     """It is the first segment of the stream that the replica meets, and whole."""
     async with traffic_on(log) as traffic:
         async with replica_on(etcd, tmp_path) as stage:
-            while not stage.keeper.status.trimmed:
-                await traffic.steps(16)
-            rounds = stage.keeper.status.rounds
-            await until(lambda: stage.keeper.status.rounds > rounds + 1)
+            await all_archived(stage, traffic)
         last = (await Scan(log.client, KEYS, 0).extent("w.w0")).last
         await log.client.put(KEYS.segment("w.w0", last + 3), no_successor("w.w0", last + 3))
         await traffic.steps(1)
@@ -242,7 +247,7 @@ async def test_a_replica_that_begins_at_a_snapshot_passes_over_it(
 async def test_an_unknown_stream_after_a_snapshot_begins_at_its_beginning(
     etcd: EtcdServer, log: EtcdLog, tmp_path: Path
 ) -> None:
-    """A segment of a worker that nobody knows ends no replica, neither now nor at a restart."""
+    """A segment of an unknown worker ends no replica, neither now nor at a restart."""
     async with traffic_on(log) as traffic:
         async with replica_on(etcd, tmp_path) as stage:
             while not stage.keeper.status.trimmed:
@@ -290,11 +295,10 @@ async def test_a_worker_that_deletes_its_segments_ends_no_replica(
     """The archive has more of its stream than etcd: that alone is no etcd that was restored."""
     async with traffic_on(log) as traffic:
         async with replica_on(etcd, tmp_path) as stage:
-            while not stage.keeper.status.trimmed:
-                await traffic.steps(16)
-            rounds = stage.keeper.status.rounds
-            await until(lambda: stage.keeper.status.rounds > rounds + 1)
+            await all_archived(stage, traffic)
     last = (await Scan(log.client, KEYS, 0).extent("w.w0")).last
     await log.client.delete(KEYS.segment("w.w0", last))
     async with replica_on(etcd, tmp_path) as stage:
         await stage.leads()
+        assert stage.fleet.streams["w.w0"].seq == last
+        assert stage.fleet.workers["w0"].step == len(traffic.taken)

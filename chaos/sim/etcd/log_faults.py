@@ -101,7 +101,7 @@ class LogFaults:
 
     def _segment_damaged(self, planned: PlannedFault, target: str) -> None:
         if not self._fleet.etcd.damage(f"w.{target}", self._random.randint(1, 4)):
-            raise CannotStrike("nobody can write")
+            raise CannotStrike("etcd has no leader")
 
     def _etcd_clock_jump(self, planned: PlannedFault, target: str) -> None:
         if target != self._fleet.etcd.leader_name:

@@ -297,7 +297,7 @@ class SimEtcd:
         member.unsent.clear()
 
     def damage(self, stream: str, ahead: int) -> bool:
-        """Put bytes that are no segment `ahead` of the last segment of a stream; False if nobody leads.
+        """Put bytes that are no segment `ahead` of the last segment of a stream; False without a leader.
         A segment that is written there meanwhile stays."""
         if self.leader is None or not self._has_leader:
             return False

@@ -32,10 +32,9 @@ class DamagedStreams:
         known = self._found.get(damaged.stream)
         if known is not None and known.after == damaged.after:
             return
-        if known is not None and known.seq == damaged.seq:  # met again, behind other segments
-            self._found[damaged.stream] = damaged
-            return
         self._found[damaged.stream] = damaged
+        if known is not None and known.seq == damaged.seq:
+            return  # met again, behind other segments
         log.error(
             "segment_skipped",
             stream=damaged.stream,

@@ -236,9 +236,8 @@ class Scan:
         Raises Compacted when some of that part has been deleted, BrokenChain.
         """
         if (expected := self._expected(extent.stream)) is not None:
-            last = min(
-                extent.last, expected + extent.count - 1
-            )  # a far key is no reason to read on
+            # The folder has no more segments than keys, however far away one of them is.
+            last = min(extent.last, expected + extent.count - 1)
             return Extent(extent.stream, expected, max(last, expected - 1))
         if not after:
             return extent

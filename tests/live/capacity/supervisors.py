@@ -142,7 +142,7 @@ class NotifySocket:
         self._socket.close()
 
     def heard(self) -> list[str]:
-        """What came since it was asked last."""
+        """What came since the last call."""
         found = []
         while True:
             try:
