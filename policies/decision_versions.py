@@ -33,7 +33,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "overdue": 5,
     "leader": 1,
     "detail": 1,
-    "health": 10,
+    "health": 11,
     "cross_check": 1,
     "degradation": 1,
     "spares": 2,
@@ -45,31 +45,33 @@ duties. `cross_check`: which finished requests another engine answers again, and
 `degradation`: the level of each model; which arrivals are refused by it.
 `spares`: which workers are spares."""
 
-RETAKEN: dict[str, tuple[int, ...]] = {
-    "route.least_load": (1,),
-    "route.planned": (1,),
-    "first_token": (1,),
-    "mode": (1,),
-    "admission": (1, 2),
-    "stall": (1, 2),
-    "overdue": (1, 2, 3, 4),
-    "health": (1, 2, 3, 4, 5, 6, 7, 8, 9),
-    "spares": (1,),
+RETAKEN: dict[str, dict[int, str]] = {
+    "route.least_load": {
+        1: "forgets failures that the fold has, in fleets of more than 16 workers"
+    },
+    "route.planned": {1: "a stream may return to a draining worker that fails requests"},
+    "first_token": {1: "not the estimate that the worker was chosen by (`routing.first_token_v1`)"},
+    "mode": {1: "knows no streams with tokens of a corrupt worker"},
+    "admission": {1: "knows no spares", 2: "an arrival uses a spare only if no request waits"},
+    "stall": dict.fromkeys((1, 2), "see `liveness.stall.HUNG`"),
+    "overdue": dict.fromkeys((1, 2, 3, 4), "waits for an engine that answers no probe"),
+    "health": {
+        1: "slow workers are found by the factor that predictions learn",
+        2: "their pace counts steps, not records; a worker that is probed keeps its overhead, and a probe "
+        "that ended early stays open",
+        3: "knows no canaries",
+        4: "knows no cross-checks, and the overhead of an idle worker does not fade",
+        5: "forgets each failure with its window",
+        6: "other workers' failures withhold a quarantine",
+        7: "does not judge by unreadable reports",
+        8: "no replica takes over probes of one whose requests all wait; an engine's answers that no "
+        "other one confirms end its quarantine",
+        9: "the same if they are those of an earlier engine of the worker",
+        10: "does not judge by the time of canaries",
+    },
+    "spares": {1: "decides again what is written and not yet folded"},
 }
-"""Older versions of which this build still has the rule: 1 of `route.least_load` forgets failures that
-the fold has, in fleets of more than 16 workers; 1 of `route.planned` lets a stream return to a
-draining worker that fails requests; 1 of `first_token` is another estimate than the one
-the worker was chosen by (`relume.policies.routing.first_token_v1`); 1 of `mode` knows no streams
-with tokens of a corrupt worker; 1 of `admission` knows no spares, and 2 lets an arrival use one only
-if no request waits; `stall` has its own in `relume.policies.liveness.stall.HUNG`,
-`overdue` in `relume.policies.liveness.overdue.RULES`: 1 to 4 wait for an engine that answers no probe;
-1 and 2 of `health` differ in how slow workers are found (a worker that is probed keeps its overhead,
-and a probe that ended early stays open), 1 to 3 have no canaries, 1 to 4 no cross-checks and no
-fading of an idle worker's overhead, 1 to 5 forget each failure with its window, 1 to 6 withhold a
-quarantine because of other workers' failures, 1 to 7 do not judge by unreadable reports, in 1 to
-8 no replica takes over the probes whose requests all wait, and a quarantine ends with answers that only
-the engine itself says are right, in 9 only an earlier engine of the worker; 1 of `spares` decides again what is
-written and not yet folded."""
+"""Older versions of which this build still has the rule, and in what each differs from the next."""
 
 STATE_SHAPE = 1
 """The state that `state_hash` is of: its fields, and what the fold makes of an event."""

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from random import Random
 from typing import Any, Protocol, cast
 
 from relume.chaos.scenario.language import Disorder
-from relume.chaos.sim.canary_answers import TOOK_US, answer
+from relume.chaos.sim.canary_answers import answer, time_us
 from relume.chaos.sim.daemon_keeper import SimKeeper
 from relume.chaos.sim.engine.worker_engine import EngineProcess
 from relume.chaos.sim.etcd.members import SimEtcd
@@ -92,6 +93,7 @@ class EngineHandle:
         self.on_dying: Callable[[], None] = lambda: None
         self._agent = agent
         self._loop = engine.machine.loop
+        self._canaries = Random(f"canaries {engine.machine.name} {engine.process.pid}")
         engine.process.at_death.append(self._died)
 
     def _died(self) -> None:
@@ -140,9 +142,14 @@ class EngineHandle:
         """See CanaryEngine. A canary takes its time, but no step of the engine."""
         if not await self.turned(CANARY_S):
             return f"no answer within {CANARY_S:g} s"
-        await asyncio.sleep(TOOK_US / 1e6)
-        alone = not self.engine.engine.running and not self.engine.engine.waiting
-        return answer(number, self.engine.flipped and not self.engine.unseen, alone)
+        machine, alone = self.engine.machine, self._is_idle()
+        took_us = time_us(self._canaries, machine.slower, machine.pause_ns / 1000)
+        await asyncio.sleep(took_us / 1e6)
+        is_wrong = self.engine.flipped and not self.engine.unseen
+        return answer(number, is_wrong, alone and self._is_idle(), took_us)
+
+    def _is_idle(self) -> bool:
+        return not self.engine.engine.running and not self.engine.engine.waiting
 
     def process_state(self) -> str:
         """See WatchedEngine."""

@@ -13,6 +13,7 @@ from relume.engine_shim.canary_prompts import PROMPTS, TOKENS, TOP
 from relume.events.wire.worker_calls import CanaryAnswered
 
 TOOK_US = 20_000
+"""The shortest time of a canary. Some take up to twice as long, as on real engines."""
 FLIPPED = 0.2
 """By how much log probabilities differ after a flip: more than the tolerance, so that a busy engine is
 found too."""
@@ -28,7 +29,13 @@ def first_wrong(content_id: str, output_tokens: int) -> int:
     return draw.randrange(output_tokens) if draw.random() < WRONG_SHARE else -1
 
 
-def answer(number: int, flipped: bool, alone: bool) -> CanaryAnswered:
+def time_us(draw: Random, slower: float, pause_us: float) -> int:
+    """The time of a canary on an idle engine, whose steps take `slower` times as long, each after a
+    pause."""
+    return round(TOOK_US * (1 + draw.random()) * slower + (TOKENS + 1) * pause_us)
+
+
+def answer(number: int, flipped: bool, alone: bool, took_us: int) -> CanaryAnswered:
     """An engine's answer to a canary."""
     draw = Random(f"{PROMPTS}.{number}")
     tokens = tuple(draw.randrange(1000) for _ in range(TOKENS))
@@ -37,4 +44,4 @@ def answer(number: int, flipped: bool, alone: bool) -> CanaryAnswered:
     for _ in range(TOKENS):
         found = sorted((-4 * draw.random() for _ in range(TOP)), reverse=True)
         logprobs += [value - drift for value in found]
-    return CanaryAnswered(tokens=tokens, logprobs=tuple(logprobs), took_us=TOOK_US, alone=alone)
+    return CanaryAnswered(tokens=tokens, logprobs=tuple(logprobs), took_us=took_us, alone=alone)

@@ -19,6 +19,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from relume.engine_shim.canary_prompts import COUNT, PROMPTS, TOKENS, TOP, prompt_of
+from relume.engine_shim.engine.cpu_clocks import WaitForCpu
 from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.generation import CURRENT, UNREPORTED, Generation
 from relume.events.wire.worker_calls import CanaryAnswered, CanaryRequest
@@ -26,6 +27,8 @@ from relume.events.wire.worker_calls import CanaryAnswered, CanaryRequest
 logger = logging.getLogger(__name__)
 
 _numbers = count(1)
+_front = WaitForCpu()
+"""Of the thread that serves HTTP; it waits for the thread that steps, where that is another one."""
 
 
 async def respond(
@@ -69,7 +72,8 @@ async def _decode(
 ) -> CanaryAnswered:
     """In a task of its own, so that it counts as one unreported request."""
     CURRENT.set(Generation(UNREPORTED, 1))
-    alone, began, arrived = _is_idle(page), time.monotonic(), _arrived(page)
+    before, began, arrived = page.read(), time.monotonic(), _arrived(page)
+    _front.lap_us()
     tokens: list[int] = []
     logprobs: list[float] = []
     async with aclosing(engine.generate(tokens_input(prompt), params, name)) as outputs:
@@ -80,11 +84,13 @@ async def _decode(
                     found = sorted((one.logprob for one in entry.values()), reverse=True)
                     logprobs += found[:TOP]
     took_us = int((time.monotonic() - began) * 1e6)
+    after = page.read()
     return CanaryAnswered(
         tokens=tuple(tokens),
         logprobs=tuple(logprobs),
         took_us=took_us,
-        alone=alone and _is_idle(page) and _arrived(page) == arrived,
+        alone=_is_idle(before) and _is_idle(after) and _arrived(page) == arrived,
+        wait_us=max(after["wait_us"] - before["wait_us"], _front.lap_us(), 0),
     )
 
 
@@ -94,6 +100,5 @@ def _arrived(page: Progress) -> int:
     return page.load()[3]
 
 
-def _is_idle(page: Progress) -> bool:
-    state = page.read()
+def _is_idle(state: dict[str, int]) -> bool:
     return not state["running"] and not state["waiting"]

@@ -169,6 +169,8 @@ class CanaryReported(Event, frozen=True, tag="canary_reported/1", kw_only=True):
     """Whether it was sent at once, because the answer before differed."""
     error: str = ""
     """Why there is no answer; empty: there is one."""
+    wait_us: int = 0
+    """For how much of `took_us` the engine waited for a CPU."""
 
 
 class EngineRestartScheduled(Event, frozen=True, tag="engine_restart_scheduled/1"):

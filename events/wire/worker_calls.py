@@ -71,12 +71,13 @@ class CanaryRequest(msgspec.Struct, frozen=True):
 class CanaryAnswered(msgspec.Struct, frozen=True, kw_only=True):
     """The greedy tokens of a canary, and at each position the largest log probabilities, largest
     first. `alone`: nothing else ran or waited in the engine before or after, and nothing came
-    meanwhile."""
+    meanwhile. `wait_us`: for how much of its time the engine waited for a CPU."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     took_us: int = 0
     alone: bool = False
+    wait_us: int = 0
 
 
 class CrossCheckRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,9 @@ class CanaryRecord(Struct, kw_only=True):
     """The canaries of one incarnation of a worker. `kind`: the class whose values apply to it.
     `wrong`: by canary, how many answers in a row were wrong; `doubtful`: the same where no majority
     says what is right, or since it says something else. `what`: what differed last. `good`: right answers in a row;
-    `good_ticks`: by canary, tick of the last right one."""
+    `good_ticks`: by canary, tick of the last right one. `times`: by canary, microseconds of the latest that
+    the engine computed alone, without waits for a CPU; `slow`: in how many of them in a row it was slow, tick
+    and percent of the last (`relume.policies.health.canary_pace`)."""
 
     kind: str
     incarnation: int
@@ -42,6 +44,8 @@ class CanaryRecord(Struct, kw_only=True):
     what: str = ""
     good: int = 0
     good_ticks: dict[int, int] = field(default_factory=dict)
+    times: dict[int, int] | UnsetType = UNSET  # not before version 11 of `health`
+    slow: tuple[int, int, int] | UnsetType = UNSET
 
 
 class ClassValues(Struct, kw_only=True):

@@ -15,7 +15,9 @@ from relume.events.vocabulary.enums import (
     HealthState,
 )
 from relume.policies.canary import answers
+from relume.policies.canary.canary_state import CanaryRecord
 from relume.policies.crosscheck import disputes
+from relume.policies.health import canary_pace
 from relume.policies.health.judgement import Review
 from relume.policies.health.worker_reviews import (
     all_know,
@@ -64,6 +66,7 @@ def _take_canary(fleet: Fleet, worker: Worker, event: v.CanaryReported, review: 
     record = answers.record_of(worker)
     if record is None:
         return
+    _measure(fleet, worker, record, event, review)
     for other in answers.mark_undecided(fleet, record.kind, event.canary, review.canary):
         if other is not worker:
             health_of(fleet, other)
@@ -78,6 +81,16 @@ def _take_canary(fleet: Fleet, worker: Worker, event: v.CanaryReported, review: 
         if probing is not None and probing.failure == FailureClass.CORRUPTION:
             probing.passes += 1
     review_worker(fleet, worker)
+
+
+def _measure(
+    fleet: Fleet, worker: Worker, record: CanaryRecord, event: v.CanaryReported, review: Review
+) -> None:
+    """Its time is evidence too."""
+    if all_know(fleet, canary_pace.VERSION):
+        canary_pace.note(fleet, record, event, review.config)
+        if canary_pace.has_slow_canaries(record, fleet.tick, review.config):
+            health_of(fleet, worker)
 
 
 def on_canary_values(fleet: Fleet, stream: str, epoch: int, event: v.CanaryValuesDecided) -> None:

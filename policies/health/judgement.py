@@ -14,7 +14,8 @@ decided last. Time is ticks.
 - *Lost connections* count by replica: one replica that cannot reach a worker may itself be cut off.
   More than half of the living ones, and two at least, exclude it for all.
 - *Slowness* is the time of decode steps beside that of the worker's peers (`pace`). Version 1 went
-  by the factor that predictions learn (`Worker.slowness`), which takes minutes to learn.
+  by the factor that predictions learn (`Worker.slowness`), which takes minutes to learn. Since version
+  11 the time of canaries counts too, so that a worker without requests is measured (`canary_pace`).
 - *Wrong answers* to canaries quarantine the worker, since version 4 (`relume.policies.canary`). The
   quarantine outlives a restart. Right answers of a later engine lead to probes, and these out of it;
   since version 9 not if that engine was the first of its class, so that its answers are the values,
@@ -43,7 +44,7 @@ from relume.events.vocabulary import CanaryValuesDecided, HealthDecided, Verdict
 from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClass, HealthState
 from relume.policies.canary import answers, canary_settings
 from relume.policies.crosscheck import check_settings, disputes
-from relume.policies.health import pace
+from relume.policies.health import canary_pace, pace
 from relume.policies.health.health_life import EXCLUDED, LIFE, Finding, is_quarantined
 from relume.policies.health.health_settings import HealthConfig, config_of
 from relume.policies.health.health_state import DroppedReports, WorkerHealth
@@ -344,6 +345,8 @@ def _of_doubts(
     if review.by_pace:
         if pace.is_slow(health, tick, config):
             return Finding.DOUBTFUL, FailureClass.SLOW, pace.in_words(health)
+        if record is not None and canary_pace.has_slow_canaries(record, tick, config):
+            return Finding.DOUBTFUL, FailureClass.SLOW, canary_pace.in_words(record)
     elif is_slow_v1(worker, config):
         times = int(worker.slowness * 10 + 0.5)
         evidence = f"its steps take {times // 10}.{times % 10} times those of its class"

@@ -19,6 +19,10 @@ from relume.policies.health.health_state import StepPace, WorkerHealth
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.step_times import ENOUGH_SAMPLES, SCALES
 
+Slow = tuple[int, int, int]
+"""In how many measures in a row a worker was slow, tick of the last, and its time in percent of that
+of its peers."""
+
 SLOW_TICKS = 3
 FEWEST_STEPS = 3
 """Steps of a measure; with fewer it is left to the next tick."""
@@ -67,18 +71,20 @@ def _usual_us(fleet: Fleet, worker: Worker, pace: StepPace) -> float:
 
 def note(health: WorkerHealth, percent: int, tick: int, config: HealthConfig) -> None:
     """The worker was measured at this tick."""
-    count = slow_ticks(health)
+    health.slow = counted(health.slow, SLOW_TICKS, percent, tick, config)
+
+
+def counted(
+    slow: Slow | UnsetType, most: int, percent: int, tick: int, config: HealthConfig
+) -> Slow | UnsetType:
+    """`slow` after another measure. From `most` slow ones in a row on, only one well below the limit
+    ends it."""
+    count = 0 if isinstance(slow, UnsetType) else slow[0]
     if percent >= config.slow_percent > 0:
-        health.slow = count + 1, tick, percent
-    elif count >= SLOW_TICKS and percent * 100 >= config.slow_percent * AGAIN_PERCENT:
-        health.slow = count, tick, percent
-    elif count:
-        health.slow = 0, tick, percent
-
-
-def slow_ticks(health: WorkerHealth) -> int:
-    """In how many measures in a row it was slow."""
-    return 0 if isinstance(health.slow, UnsetType) else health.slow[0]
+        return count + 1, tick, percent
+    if count >= most and percent * 100 >= config.slow_percent * AGAIN_PERCENT:
+        return count, tick, percent
+    return (0, tick, percent) if count else slow
 
 
 def is_slow(health: WorkerHealth, tick: int, config: HealthConfig) -> bool:
@@ -92,5 +98,10 @@ def is_slow(health: WorkerHealth, tick: int, config: HealthConfig) -> bool:
 def in_words(health: WorkerHealth) -> str:
     """The evidence, of a worker that is slow."""
     assert not isinstance(health.slow, UnsetType)
-    tenths = (health.slow[2] + 5) // 10
-    return f"its decode steps take {tenths // 10}.{tenths % 10} times those of its peers"
+    return f"its decode steps take {times(health.slow[2])} times those of its peers"
+
+
+def times(percent: int) -> str:
+    """A percentage as a factor."""
+    tenths = (percent + 5) // 10
+    return f"{tenths // 10}.{tenths % 10}"

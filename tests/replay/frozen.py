@@ -167,6 +167,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "9e28ba48b13d018e80e76e0c509c944f771a8ebfb52b52e3dfd5682df1065199",
         (v.HealthDecided, v.CanaryValuesDecided, v.EngineDied),
     ),
+    "slow-canaries": (
+        "25fdeb225944f5acd2b1723e0b15ad166481a5b6801ff9115816f685393545e2",
+        (v.HealthDecided, v.CanaryReported),
+    ),
     "who-probes": (
         "392cd78709b210d5e1f9abfdaddb2b1f6f8c22ec329b8a7415db8ebf3d42655c",
         (v.HealthDecided,),

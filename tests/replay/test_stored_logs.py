@@ -25,7 +25,7 @@ from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AttemptMode
 from relume.policies.canary import answers
 from relume.policies.checkpoints import placement
-from relume.policies.health import judgement
+from relume.policies.health import canary_pace, judgement
 from relume.policies.liveness import overdue, stall
 from relume.policies.migration import moves
 from relume.policies.routing import choose_worker
@@ -194,6 +194,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "turns of tenants": ("admission.fair_queue", "QUANTUM", 512, "admission-deadlines"),
     "who waits": (judgement.Review, "_with_probes_for", lonely, "who-probes"),
     "who ends a quarantine": (answers, "is_witnessed", lenient, "damaged-weights"),
+    "which idle worker is slow": (canary_pace, "SLOW_CANARIES", 2, "slow-canaries"),
     "who may use a spare": ("routing.saturation", "takes_spares", lenient, "batch-passes"),
     "what a spare takes": ("routing.saturation", "BATCH_RANK", 0, "batch-spares"),
     "recovery mode": ("recovery.resume_mode", "MODES", starting_anew, "recoveries"),

@@ -119,7 +119,7 @@ def test_why_tells_what_the_engine_said() -> None:
 
 def test_another_version_of_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DECISION_VERSIONS, "overdue", 5)
-    monkeypatch.setitem(RETAKEN, "overdue", ())
+    monkeypatch.setitem(RETAKEN, "overdue", {})
     (untaken,) = verify(judged().groups).untaken
     assert untaken.startswith("overdue version ")
 

@@ -64,7 +64,7 @@ def of_kind(history: History, kind: str) -> int:
 def raised(patch: pytest.MonkeyPatch, kind: str) -> None:
     """The rule of this build is a new one, and it has no older one left."""
     patch.setitem(DECISION_VERSIONS, kind, DECISION_VERSIONS[kind] + 1)
-    patch.setitem(decision_versions.RETAKEN, kind, ())
+    patch.setitem(decision_versions.RETAKEN, kind, {})
 
 
 @pytest.mark.parametrize("kind", OF_KINDS)
@@ -88,7 +88,7 @@ def test_raised_versions_of_predictions_and_of_the_leader(monkeypatch: pytest.Mo
     history = frozen.read("leader")
     before = frozen.verdict_of(history)
     monkeypatch.setitem(DECISION_VERSIONS, "first_token", 3)
-    monkeypatch.setitem(decision_versions.RETAKEN, "first_token", (2,))
+    monkeypatch.setitem(decision_versions.RETAKEN, "first_token", {2: "for the test"})
     monkeypatch.setitem(DECISION_VERSIONS, "leader", 2)
     verdict = frozen.verdict_of(history)
     routes = [e for e in frozen.events_of(history) if type(e) is v.RouteDecided]

@@ -176,6 +176,7 @@ class CanaryWatch:
                 tokens=answer.tokens,
                 logprobs=answer.logprobs,
                 took_us=answer.took_us,
+                wait_us=answer.wait_us,
                 alone=answer.alone,
                 exact=self._exact,
                 weights=self._weights,

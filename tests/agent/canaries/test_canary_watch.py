@@ -80,7 +80,7 @@ class Engine:
 
 
 def right(number: int, time: int) -> CanaryAnswered:
-    return CanaryAnswered(tokens=(number,), logprobs=(-0.5,), took_us=10, alone=True)
+    return CanaryAnswered(tokens=(number,), logprobs=(-0.5,), took_us=10, alone=True, wait_us=4)
 
 
 @asynccontextmanager
@@ -108,6 +108,7 @@ async def test_an_engine_answers_all_canaries_first_and_then_one_after_another()
         told = await journal.until(2 * COUNT)
     assert engine.asked[: 2 * COUNT] == [*range(COUNT)] * 2, "alone, and together"
     assert [event.canary for event in told[: 2 * COUNT]] == [*range(COUNT)] * 2
+    assert {(e.took_us, e.wait_us) for e in told} == {(10, 4)}
     assert {(e.worker, e.incarnation, e.exact, e.confirms) for e in told} == {
         ("w0", 3, True, False)
     }
