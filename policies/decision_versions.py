@@ -67,7 +67,7 @@ RETAKEN: dict[str, dict[int, str]] = {
         8: "no replica takes over probes of one whose requests all wait; an engine's answers that no "
         "other one confirms end its quarantine",
         9: "the same if they are those of an earlier engine of the worker",
-        10: "does not judge by the time of canaries",
+        10: "does not judge by the time of canaries; prefix caches keep blocks of a corrupt worker",
     },
     "spares": {1: "decides again what is written and not yet folded"},
 }

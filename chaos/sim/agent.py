@@ -134,6 +134,10 @@ class EngineHandle:
         """See WatchedServer."""
         self.engine.engine.limit_batch(percent)
 
+    def reset_prefix_cache(self) -> None:
+        """See WatchedServer."""
+        self.engine.engine.kv.forget()
+
     async def weights(self) -> str:
         """See CanaryEngine: there are no files."""
         return ""

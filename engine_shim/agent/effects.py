@@ -14,6 +14,7 @@ feature level events may be; these are states and need no answer.
 - hold: an engine that ends is not restarted; a running one is left alone. release undoes it.
 - restart: the engine is killed and restarted, without a backoff.
 - canary: the engine gets all canaries at once.
+- limit_batch, reset_prefix_cache: written to the page that the engine's scheduler reads.
 - drain, undrain: noted and shown; routing around the worker is the control plane's part.
 
 An effect that the state file has no room for is neither carried out nor answered; the
@@ -93,6 +94,7 @@ _TARGETS: dict[str, tuple[bool | None, bool | None]] = {
     "restart": (None, None),
     "canary": (None, None),
     "limit_batch": (None, None),
+    "reset_prefix_cache": (None, None),
 }
 
 
@@ -284,6 +286,8 @@ class EffectRunner:
             self._supervisor.hurry_canaries()
         elif effect.kind == EffectKind.LIMIT_BATCH:
             self._supervisor.limit_batch(int(effect.argument))
+        elif effect.kind == EffectKind.RESET_PREFIX_CACHE:
+            self._supervisor.reset_prefix_cache()
 
     def _remember(self, key: Key, effect: Effect) -> bool:
         """Whether the state file has it."""

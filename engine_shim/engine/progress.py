@@ -17,8 +17,8 @@ from relume.engine_shim.engine.cpu_clocks import ThreadClock
 
 SIZE = 128
 _FIELDS = struct.Struct("<13q")
-_LIMIT = struct.Struct("<q")
-_LIMIT_AT = 120
+_NUMBER = struct.Struct("<q")
+_RESETS_AT, _LIMIT_AT = 112, 120
 """Written by the agent; the other fields are the engine's."""
 
 _LOAD = ("uncomputed", "decoding", "context", "arrived")
@@ -89,11 +89,19 @@ class Progress:
 
     def limit_batch(self, percent: int) -> None:
         """The engine is to run at most this share of its maximum number of requests at once."""
-        _LIMIT.pack_into(self._page, _LIMIT_AT, percent)
+        _NUMBER.pack_into(self._page, _LIMIT_AT, percent)
 
     def batch_percent(self) -> int:
         """That share; 100: there is no limit."""
-        return _LIMIT.unpack_from(self._page, _LIMIT_AT)[0] or 100
+        return _NUMBER.unpack_from(self._page, _LIMIT_AT)[0] or 100
+
+    def reset_prefix_cache(self) -> None:
+        """What the engine's prefix cache holds now is to be read by no further request."""
+        _NUMBER.pack_into(self._page, _RESETS_AT, self.prefix_resets() + 1)
+
+    def prefix_resets(self) -> int:
+        """How often that was said."""
+        return int(_NUMBER.unpack_from(self._page, _RESETS_AT)[0])
 
     def load(self) -> tuple[int, int, int, int]:
         """Prompt tokens not computed yet, requests that decode, their tokens in all; prompt tokens

@@ -22,7 +22,7 @@ from relume.engine_shim import identity
 from relume.engine_shim.engine import plugin
 from relume.engine_shim.engine.cpu_clocks import WaitForCpu
 from relume.engine_shim.engine.step_estimate import StepEstimate
-from relume.engine_shim.engine.vllm_private import prefix_marks, resume_state
+from relume.engine_shim.engine.vllm_private import prefix_cache, prefix_marks, resume_state
 from relume.engine_shim.generation import IDENTITY_KEY, reported
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
@@ -110,6 +110,7 @@ class _Reports:
         self._incarnation = identity.from_environment().incarnation
         self._reporter = plugin.reporter()
         self._progress = plugin.progress()
+        self._resets = self._progress.prefix_resets()
         self._tracks: dict[str, _Track] = {}
         self._names: dict[tuple[str, int], int] = {}
         self._in_flight: deque[_StepInFlight] = deque()
@@ -338,6 +339,11 @@ class _Reports:
         percent = self._progress.batch_percent()
         return requests if percent == 100 else max(requests * percent // 100, 1)
 
+    def is_reset_due(self) -> bool:
+        """Whether the agent has said once more that the prefix cache is to be emptied."""
+        before, self._resets = self._resets, self._progress.prefix_resets()
+        return self._resets != before
+
     @property
     def stepping(self) -> bool:
         return bool(self._in_flight)
@@ -375,6 +381,8 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
                 failpoint_client.reach(Failpoint.ENGINE_STEP, step=reports.steps + 1)
             began_ns = time.monotonic_ns()
             self.max_num_active_reqs = reports.limited(self._most_active)
+            if reports.is_reset_due():
+                prefix_cache.empty(self)
             output = super().schedule(*args, **options)
             reports.turns += 1
             for new in output.scheduled_new_reqs:

@@ -191,6 +191,8 @@ class EffectKind(Word):
     LIMIT_BATCH = "limit_batch"
     """Run at most this share of the engine's maximum number of requests at once (`Effect.argument`, in
     percent)."""
+    RESET_PREFIX_CACHE = "reset_prefix_cache"
+    """Let no further request read what the engine's prefix cache holds now."""
 
 
 class CheckCause(Word):

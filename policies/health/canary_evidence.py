@@ -19,6 +19,7 @@ from relume.policies.canary.canary_state import CanaryRecord
 from relume.policies.crosscheck import disputes
 from relume.policies.health import canary_pace
 from relume.policies.health.judgement import Review
+from relume.policies.health.prefix_caches import is_verdict
 from relume.policies.health.worker_reviews import (
     all_know,
     decides,
@@ -162,7 +163,7 @@ def on_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCommanded)
 
 def doubt_requests(fleet: Fleet, event: v.HealthDecided) -> None:
     """What a corrupt worker gave to live requests is in doubt."""
-    if event.state == HealthState.QUARANTINED and event.failure == FailureClass.CORRUPTION:
+    if is_verdict(event):
         for request in fleet.requests.values():
             names = {request.worker, *(name for name, _ in request.places)}
             if event.worker in names:  # a place is missing where the end came before the dispatch

@@ -38,7 +38,7 @@ from relume.events.vocabulary.enums import (
 )
 from relume.policies.canary import answers
 from relume.policies.crosscheck import disputes
-from relume.policies.health import canary_evidence, cross_check_evidence, pace
+from relume.policies.health import canary_evidence, cross_check_evidence, pace, prefix_caches
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_settings import MOST_ERRORS
 from relume.policies.health.health_state import DroppedReports, WorkerHealth
@@ -232,6 +232,7 @@ def _on_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) -> None
 
 def _on_effects(fleet: Fleet, stream: str, epoch: int, event: v.EffectsDecided) -> None:
     drains = (EffectKind.DRAIN, EffectKind.UNDRAIN)
+    prefix_caches.on_effects(fleet, event)
     _review(fleet, *(effect.worker for effect in event.effects if effect.kind in drains))
 
 
@@ -344,6 +345,7 @@ def _keep_earlier(health: WorkerHealth, begin: int) -> None:
 def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -> None:
     """The decision holds from here on, if it is about the present incarnation."""
     canary_evidence.doubt_requests(fleet, event)
+    prefix_caches.on_health_decided(fleet, event)
     worker = fleet.workers.get(event.worker)
     if worker is None or worker.incarnation != event.incarnation:
         return
@@ -397,6 +399,7 @@ HANDLERS: dict[type, Handler] = {
     v.EngineHung: _on_hung,
     v.EngineRecovered: _on_recovered,
     v.ReportsDropped: _on_dropped,
+    v.RestoreStarted: prefix_caches.on_restore_started,
     v.CrossCheckDecided: cross_check_evidence.on_begun,
     v.CrossChecked: cross_check_evidence.on_checked,
     v.CanaryReported: canary_evidence.on_canary,

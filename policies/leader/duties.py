@@ -24,7 +24,7 @@ from relume.events.vocabulary.enums import (
 from relume.policies.canary import canary_settings
 from relume.policies.crosscheck import disputes
 from relume.policies.degradation import batch_limits, decisions
-from relume.policies.health import canary_evidence, cross_check_evidence, evidence
+from relume.policies.health import canary_evidence, cross_check_evidence, evidence, prefix_caches
 from relume.policies.health.health_life import is_quarantined
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.leader import drain_floor, feature_level
@@ -74,6 +74,7 @@ def on_tick(fleet: Fleet, event: v.Tick) -> list[Any]:
         out.append(v.CheckpointsReleased(released))
     out += [_ended(r) for r in stream_resumption.expired(fleet, event.number)]
     out += [_ended_unheard(*found) for found in unacknowledged.expired(fleet, event.number)]
+    out += prefix_caches.owed_late(fleet)
     if event.number - fleet.healthy_since_tick < HEALTHY_TICKS:
         return out
     for worker in fleet.workers.values():
@@ -146,7 +147,7 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
         ):
             out += _restarted(fleet, worker)  # its agent knows what it applied before
         if is_quarantined(worker):
-            out += _voided(fleet, worker)
+            out += [*_voided(fleet, worker), *prefix_caches.owed(fleet, worker)]
     return out
 
 
@@ -244,13 +245,16 @@ def _ended_unheard(request: str, dispatched: Unheard) -> v.RequestEnded:
 
 def on_health_decided(fleet: Fleet, event: v.HealthDecided) -> list[Any]:
     """Spares follow. What a quarantined worker wrote to holders is not used: blocks of live requests are voided,
-    those of ended ones, which others may share, released at once. Its engine is restarted, once:
+    those of ended ones, which others may share, released at once. Engines that may have them in their
+    prefix caches empty these. Its engine is restarted, once:
     that loads its weights again. If the next one is as wrong, the worker stays as it is."""
     worker = fleet.workers.get(event.worker)
     out = spare_decisions.owed(fleet)
     if event.state != HealthState.QUARANTINED or worker is None:
         return out
     out += _voided(fleet, worker)
+    if prefix_caches.is_verdict(event):
+        out += prefix_caches.owed(fleet, worker, event.good_tick)
     if released := coverage.to_release(fleet, fleet.tick, at_once=True):
         out.append(v.CheckpointsReleased(released))
     return out + (_restarted(fleet, worker) if worker.incarnation == event.incarnation else [])

@@ -213,6 +213,10 @@ class Worker(Struct, kw_only=True):
     rolling: Leaving | UnsetType = UNSET
     batch_limit: int | UnsetType = UNSET
     """Share of its maximum number of requests that its engine runs at once, in percent."""
+    restored: int | UnsetType = UNSET
+    """Tick of the last restore since its prefix cache was empty (not before version 11 of `health`)."""
+    convicted: int | UnsetType = UNSET
+    """Tick of the last verdict that its results are wrong (the same)."""
 
     @property
     def drains(self) -> bool:

@@ -30,6 +30,7 @@ from tests.mixed_versions.next_build import WeatherReported
         (v.Effect("limit_batch", "w0", 2, "75"), 3, False, "refused: stale incarnation 2, now 3"),
         (v.Effect("limit_batch", "w0", 3, "0"), 3, False, "refused: no percentage"),
         (v.Effect("limit_batch", "w0", 3, ""), 3, False, "refused: no percentage"),
+        (v.Effect("reset_prefix_cache", "w0", 3, "w1"), 3, True, "applied"),
         (v.Effect("explode", "w0"), 3, False, "refused: unknown kind explode"),
     ],
 )
@@ -76,6 +77,17 @@ async def test_a_limited_batch_is_what_the_engine_reads_and_ends_with_it(tmp_pat
         await decide(stage.log, "d3", v.Effect("limit_batch", "w0", 2, "40"))
         assert (await stage.nth(v.EffectApplied, 3)).outcome == "applied"
         assert Progress(str(stage.directory.progress)).batch_percent() == 40
+
+
+async def test_the_engine_reads_that_its_prefix_cache_is_to_be_emptied(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await stage.nth(v.EngineReady, 1)
+        page = Progress(str(stage.directory.progress))
+        for count in (1, 2):
+            await decide(stage.log, f"d{count}", v.Effect("reset_prefix_cache", "w0", 1, "w1"))
+            assert (await stage.nth(v.EffectApplied, count)).outcome == "applied"
+            assert page.prefix_resets() == count
+        assert page.batch_percent() == 100
 
 
 async def test_held_worker_stays_down_until_released(tmp_path: Path) -> None:

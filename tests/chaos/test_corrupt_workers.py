@@ -6,10 +6,20 @@ from typing import Any
 
 from relume.chaos.validators.corrupt_engines import NEVER, verdicts
 from relume.chaos.validators.promises.requests import i2_identical_stream
-from relume.chaos.validators.promises.workers import i14_no_bad_block
+from relume.chaos.validators.promises.workers import i14_no_bad_block, i14_prefix_caches
 from relume.chaos.validators.records import THE_RUN, ClientRecord, Log, Violation
 from relume.events import vocabulary as v
-from tests.policies.story import Story, arrived, decided, died, ended, ready, started
+from relume.events.vocabulary.enums import EffectKind
+from tests.policies.story import (
+    Story,
+    arrived,
+    decided,
+    died,
+    ended,
+    ready,
+    replica_started,
+    started,
+)
 
 FLIPPED = [("w0", 1 << 60)]
 """It becomes corrupt after everything that the log says of its start."""
@@ -319,3 +329,84 @@ def test_the_next_engine_is_not_the_corrupt_one_though_the_log_was_away_when_it_
     story.tell("r.r0", arrived())
     engines = verdicts(Log(story.groups), [("w0", 1400)])
     assert ("w0", 1) in engines
+
+
+class Borrowers(Story):
+    """w3 restores blocks at tick 40; w0, which is corrupt, w1 and w2, which has another model, at 60."""
+
+    def __init__(self, version: int = 11) -> None:
+        super().__init__()
+        self.tell("r.r0", replica_started(settings=(("version.health", str(version)),)))
+        self.leader()
+        for name in ("w0", "w1", "w2", "w3"):
+            self.worker(name)
+        self.tell("w.w2", started("w2", 2), ready("w2", 2, model="other"))
+        self.healthy_ticks(40)
+        self.restores("w3")
+        self.healthy_ticks(20)
+        for name in ("w0", "w1", "w2"):
+            self.restores(name)
+
+    def restores(self, worker: str) -> None:
+        incarnation = self.fleet.workers[worker].incarnation
+        event = v.RestoreStarted(
+            incarnation=incarnation, request="q", child=0, attempt=2, holder="h", tokens=64
+        )
+        self.tell(f"w.{worker}", event)
+
+    def convicted(self, good_tick: int) -> None:
+        event = v.HealthDecided(
+            worker="w0", incarnation=1, state="quarantined", failure="corruption",
+            evidence="wrong", since=60, good_tick=good_tick,
+        )  # fmt: skip
+        self.tell("fleet", event)
+
+    def empties(self, worker: str, kind: EffectKind = EffectKind.RESET_PREFIX_CACHE) -> None:
+        effects = (v.Effect(kind, worker, 1, "w0"),)
+        event = v.EffectsDecided(
+            decision="prefixes.w0.1.60", basis=v.Basis(1, 0), cause="wrong", effects=effects
+        )
+        self.tell("fleet", event)
+
+    def late(self) -> list[str]:
+        """Whose cache is not emptied, after enough time."""
+        self.healthy_ticks(20)
+        found = [*i14_prefix_caches.check(self.groups)]
+        assert {one.about for one in found} <= {"w0"}
+        return [one.detail.split()[0] for one in found]
+
+
+def test_engines_that_restored_since_the_last_right_answers_must_empty_their_caches() -> None:
+    for good_tick, late in ((50, ["w1"]), (30, ["w3", "w1"]), (-1, ["w3", "w1"]), (61, [])):
+        log = Borrowers()
+        log.convicted(good_tick)
+        assert log.late() == late, good_tick
+
+
+def test_an_emptied_cache_and_that_of_an_engine_that_ended_hold_nothing_wrong() -> None:
+    log = Borrowers()
+    log.convicted(-1)
+    log.healthy_ticks(9)
+    log.empties("w1")
+    log.tell("w.w3", died("w3", 1))
+    assert log.late() == []
+    log = Borrowers()
+    log.empties("w1")
+    log.tell("w.w3", died("w3", 1), started("w3", 2), ready("w3", 2))
+    log.convicted(-1)
+    assert log.late() == [], "before the verdict"
+
+
+def test_an_order_that_comes_late_or_is_another_one_empties_nothing() -> None:
+    log = Borrowers()
+    log.convicted(50)
+    log.empties("w1", EffectKind.CANARY)
+    log.healthy_ticks(11)
+    log.empties("w1")
+    assert log.late() == ["w1"]
+
+
+def test_replicas_of_an_earlier_version_have_no_caches_emptied() -> None:
+    log = Borrowers(version=10)
+    log.convicted(-1)
+    assert log.late() == []

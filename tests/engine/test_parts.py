@@ -138,6 +138,10 @@ def test_progress_is_seen_by_another_mapping_of_the_file(tmp_path: Path) -> None
     writer.write(6, 0, 0, 0, 0, expected_us=1 << 40, turns=1 << 40)
     assert reader.read()["step_age_us"] == 0
     assert writer.batch_percent() == 75, "the engine leaves what the agent wrote"
+    reader.reset_prefix_cache()
+    writer.write(7, 0, 0, 0, 0, expected_us=1 << 40, turns=1 << 40)
+    assert (writer.prefix_resets(), writer.batch_percent()) == (1, 75)
+    assert (reader.read()["expected_us"], reader.read()["turns"]) == (1 << 40, 1 << 40)
 
 
 @pytest.fixture

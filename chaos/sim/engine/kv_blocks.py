@@ -44,15 +44,23 @@ class KvBlocks:
         if blocks > self.available:
             raise ValueError(f"{blocks} blocks of {self.available}")
         while self._free < blocks:
-            segment, _ = self._idle.popitem(last=False)
-            size = self._sizes.pop(segment)
-            del self._users[segment]
-            before = self._before.pop(segment)
-            if self.moves is not None:
-                self.moves.append(SegmentMove(segment, before, size, False))
-            self._idle_blocks -= size
-            self._free += size
+            self._evict()
         self._free -= blocks
+
+    def forget(self) -> None:
+        """Evict all unused segments. Those in use stay cached, other than in vLLM."""
+        while self._idle:
+            self._evict()
+
+    def _evict(self) -> None:
+        segment, _ = self._idle.popitem(last=False)
+        size = self._sizes.pop(segment)
+        del self._users[segment]
+        before = self._before.pop(segment)
+        if self.moves is not None:
+            self.moves.append(SegmentMove(segment, before, size, False))
+        self._idle_blocks -= size
+        self._free += size
 
     def give(self, blocks: int) -> None:
         """Free blocks."""

@@ -29,6 +29,7 @@ from relume.events.log.segment import GENESIS, Segment, pack, unpack
 from relume.events.wire import prefix
 from relume.policies.decision_versions import shape_name
 from relume.policies.degradation import batch_limits
+from relume.policies.health import prefix_caches
 from relume.policies.health.judgement import ENDED_BY_OPERATOR
 from relume.policies.leader.duties import DISPUTE, QUARANTINE
 from relume.policies.state.fleet import Fleet, dump, load, state_hash
@@ -233,7 +234,9 @@ class _Pseudonyms:
     def _decision(self, decision: str) -> str:
         """What answers a command bears its id, what a rolling restart does begins with it; what the
         leader decides by itself has a name of its own."""
-        if decision.startswith((QUARANTINE, DISPUTE, batch_limits.DECISION)):
+        if decision.startswith(
+            (QUARANTINE, DISPUTE, prefix_caches.DECISION, batch_limits.DECISION)
+        ):
             return decision
         if ("command", decision) in self._known:
             return self.of("command", decision)

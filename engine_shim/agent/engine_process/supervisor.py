@@ -149,6 +149,11 @@ class Supervisor:
         if (serving := self._serving_engine()) is not None:
             serving.limit_batch(percent)
 
+    def reset_prefix_cache(self) -> None:
+        """Let no further request read what the engine's prefix cache holds now."""
+        if (serving := self._serving_engine()) is not None:
+            serving.reset_prefix_cache()
+
     async def unfinished(self) -> int | None:
         """See DrainedEngine."""
         engine = self._engine

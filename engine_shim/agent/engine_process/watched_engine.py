@@ -60,6 +60,10 @@ class WatchedServer(WatchedEngine, CanaryEngine, Protocol):
         """Let it run at most this share of its maximum number of requests at once."""
         ...
 
+    def reset_prefix_cache(self) -> None:
+        """Let no further request read what its prefix cache holds now."""
+        ...
+
 
 class ServingEngine:
     """See `WatchedServer`. It listens on `host:port` and serves `model`."""
@@ -135,6 +139,10 @@ class ServingEngine:
     def limit_batch(self, percent: int) -> None:
         """See WatchedServer."""
         self._page.limit_batch(percent)
+
+    def reset_prefix_cache(self) -> None:
+        """See WatchedServer."""
+        self._page.reset_prefix_cache()
 
     async def _answer(self, line: str, body: bytes, timeout_s: float) -> bytes:
         """The bytes of its answer to a request, cut at `MOST_BYTES`. Raises OSError, TimeoutError."""

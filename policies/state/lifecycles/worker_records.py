@@ -79,7 +79,7 @@ def _on_started(fleet: Fleet, stream: str, epoch: int, event: v.EngineStarted) -
     worker.incarnation = event.incarnation
     worker.engine_pid = event.pid
     worker.step = worker.step_us_high = 0
-    worker.pace = worker.batch_limit = UNSET
+    worker.pace = worker.batch_limit = worker.restored = UNSET
     worker.cached.block_tokens = 0
 
 

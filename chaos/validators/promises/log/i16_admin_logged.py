@@ -60,6 +60,7 @@ class _OwnDecisions:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
+        self._corrupt: set[str] = set()
         self._rollouts: set[str] = set()
         self._rolling: tuple[str, ...] = ()
         self._tick = 0
@@ -67,6 +68,7 @@ class _OwnDecisions:
     def saw(self, event: Any) -> None:
         if type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
             self._names.add(f"quarantine.{event.worker}.{event.incarnation}")
+            self._corrupt.add(f"prefixes.{event.worker}.")
         elif type(event) is v.Tick:
             self._tick = event.number
         elif type(event) is v.CrossChecked and event.differs >= 0:
@@ -82,6 +84,8 @@ class _OwnDecisions:
         decision = event.decision
         if type(event) is v.EffectsDecided and decision == f"batch.{self._tick}":
             return all(effect.kind == EffectKind.LIMIT_BATCH for effect in event.effects)
+        if type(event) is v.EffectsDecided and decision.startswith(tuple(self._corrupt)):
+            return all(effect.kind == EffectKind.RESET_PREFIX_CACHE for effect in event.effects)
         return decision in self._names or decision.startswith(self._rolling)
 
 

@@ -5,7 +5,7 @@ them. So the first prefill chunk of that attempt begins no later than there, and
 restored requests equal the undisturbed ones token for token. A restore without a recorded end,
 although its request continued, is a violation too.
 
-Tokens of a corrupt worker are checked in `i14_corrupt_tokens`.
+Tokens of a corrupt worker are checked in `i14_corrupt_tokens`, prefix caches in `i14_prefix_caches`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from relume.chaos.validators.promises.requests import i2_identical_stream
-from relume.chaos.validators.promises.workers import i14_corrupt_tokens
+from relume.chaos.validators.promises.workers import i14_corrupt_tokens, i14_prefix_caches
 from relume.chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
@@ -68,6 +68,7 @@ def check(
             out.append(Violation(PROMISE, about, text, restore.revision))
     restored = {request for _, _, request, _ in restores}
     out += _answers(groups, clients, restored, corrupt)
+    out += i14_prefix_caches.check(groups)
     return [*out, *i14_corrupt_tokens.check(groups, clients, corrupt)]
 
 

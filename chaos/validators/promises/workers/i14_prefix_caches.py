@@ -1,0 +1,93 @@
+"""I14, about prefix caches: no request reads blocks of a corrupt worker in another engine's cache.
+
+Once a worker is quarantined for wrong results, every engine of its model that restored blocks since its
+last right answers has its prefix cache emptied, within LEADER_TICKS. An engine that ended meanwhile
+has no cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from relume.chaos.validators.records import Violation, events_of
+from relume.events import vocabulary as v
+from relume.events.log.interface import RevisionGroup
+from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState
+
+PROMISE = "I14"
+LEADER_TICKS = 10
+"""Time in which a leader, or the next one, says so."""
+FIRST_VERSION = 11
+"""The first version of `health` that does it."""
+
+
+def check(groups: Sequence[RevisionGroup]) -> Iterator[Violation]:
+    """Engines that keep what they may have of a corrupt worker."""
+    caches = _Caches()
+    for at in events_of(groups):
+        if type(at.event) is v.Tick:
+            yield from caches.passed(at.revision, at.event.number)
+        elif at.stream.startswith("w."):
+            caches.of_worker(at.stream[2:], at.event)
+        else:
+            caches.decided(at.event)
+
+
+class _Caches:
+    """`restored`: by worker, tick of the last restore of the engine that runs. `due`: by worker, whose
+    blocks it may have, and the tick by which its cache is to be emptied."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, str] = {}
+        self._engines: dict[str, int] = {}
+        self._restored: dict[str, int] = {}
+        self._due: dict[str, tuple[str, int]] = {}
+        self._tick = 0
+        self._applies = True
+
+    def of_worker(self, name: str, event: Any) -> None:
+        match event:
+            case v.EngineStarted(incarnation=incarnation):
+                self._ended(name)
+                self._engines[name] = incarnation
+            case v.EngineReady(model=model):
+                self._models[name] = model
+            case v.EngineDied() | v.WorkerDeregistered():
+                self._ended(name)
+            case v.RestoreStarted(incarnation=incarnation):
+                if self._engines.get(name) == incarnation:
+                    self._restored[name] = self._tick
+
+    def decided(self, event: Any) -> None:
+        match event:
+            case v.ReplicaStarted(settings=settings):
+                version = int(dict(settings).get("version.health", "1"))
+                self._applies = self._applies and version >= FIRST_VERSION
+            case v.WorkerLost(worker=name):
+                self._ended(name)
+            case v.HealthDecided(state=HealthState.QUARANTINED, failure=FailureClass.CORRUPTION):
+                for name, tick in self._restored.items():
+                    alike = self._models.get(name) == self._models.get(event.worker)
+                    if name != event.worker and alike and tick >= event.good_tick:
+                        self._due.setdefault(name, (event.worker, self._tick + LEADER_TICKS))
+            case v.EffectsDecided(effects=effects):
+                for effect in effects:
+                    if effect.kind == EffectKind.RESET_PREFIX_CACHE:
+                        self._ended(effect.worker)
+
+    def passed(self, revision: int, tick: int) -> Iterator[Violation]:
+        """Time is over for some."""
+        self._tick = tick
+        late = [name for name, (_, due) in self._due.items() if due < tick]
+        for name in late if self._applies else ():
+            text = (
+                f"{name} restored blocks, may have some of it, and its prefix cache is not emptied"
+            )
+            yield Violation(PROMISE, self._due[name][0], text, revision)
+        for name in late:
+            del self._due[name]
+
+    def _ended(self, name: str) -> None:
+        self._restored.pop(name, None)
+        self._due.pop(name, None)

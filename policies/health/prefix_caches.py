@@ -1,0 +1,85 @@
+"""Which engines may have blocks of a corrupt worker in their prefix caches.
+
+An engine that restores blocks puts them into its own prefix cache, where requests that begin alike read
+them. Nothing says which of its blocks came from whom, since a third engine may have restored what the
+second one computed after them. So once a worker is quarantined for wrong results, each engine of its
+model that has restored anything since the last right answers has its prefix cache emptied. A restore
+may have been under way then: LATE_TICKS later the same is done once more.
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET, UnsetType
+
+from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import EffectKind, EnginePhase, FailureClass, HealthState
+from relume.policies.health.canary_pace import VERSION
+from relume.policies.health.worker_reviews import all_know
+from relume.policies.state.fleet import Fleet, Worker
+
+LATE_TICKS = 5
+"""After so long no restore that began before a verdict was known is under way."""
+DECISION = "prefixes."
+"""Decisions begin so; worker, incarnation and tick follow."""
+
+
+def on_restore_started(fleet: Fleet, stream: str, epoch: int, event: v.RestoreStarted) -> None:
+    """Blocks of another engine, or of an earlier one, come into the cache."""
+    worker = fleet.workers.get(stream[2:])
+    if worker is not None and worker.incarnation == event.incarnation and all_know(fleet, VERSION):
+        worker.restored = fleet.tick
+
+
+def on_health_decided(fleet: Fleet, event: v.HealthDecided) -> None:
+    """A worker's results are wrong."""
+    worker = fleet.workers.get(event.worker)
+    if worker is not None and is_verdict(event) and all_know(fleet, VERSION):
+        worker.convicted = fleet.tick
+
+
+def is_verdict(event: v.HealthDecided) -> bool:
+    """Whether it says that the worker's results are wrong."""
+    return event.state == HealthState.QUARANTINED and event.failure == FailureClass.CORRUPTION
+
+
+def on_effects(fleet: Fleet, event: v.EffectsDecided) -> None:
+    """These caches are emptied."""
+    for effect in event.effects if event.again < 0 else ():
+        worker = fleet.workers.get(effect.worker)
+        if effect.kind == EffectKind.RESET_PREFIX_CACHE and worker is not None:
+            if effect.incarnation == worker.incarnation:
+                worker.restored = UNSET
+
+
+def owed(fleet: Fleet, corrupt: Worker, good_tick: int = -1) -> list[v.EffectsDecided]:
+    """Empty the caches that may have blocks of `corrupt` from after `good_tick` (-1: from any time)."""
+    effects = tuple(
+        v.Effect(EffectKind.RESET_PREFIX_CACHE, worker.name, worker.incarnation, corrupt.name)
+        for worker in fleet.workers.values()
+        if worker is not corrupt
+        and worker.model == corrupt.model
+        and worker.present
+        and worker.engine == EnginePhase.READY
+        and not isinstance(worker.restored, UnsetType)
+        and worker.restored >= good_tick
+    )
+    if not effects:
+        return []
+    return [
+        v.EffectsDecided(
+            decision=f"{DECISION}{corrupt.name}.{corrupt.incarnation}.{fleet.tick}",
+            basis=v.Basis(fleet.revision, 0),
+            cause=f"they may hold blocks of {corrupt.name}, whose results are wrong",
+            effects=effects,
+        )
+    ]
+
+
+def owed_late(fleet: Fleet) -> list[v.EffectsDecided]:
+    """The same at a tick, for restores that were under way at a verdict."""
+    return [
+        decision
+        for worker in fleet.workers.values()
+        if not isinstance(since := worker.convicted, UnsetType) and fleet.tick - since == LATE_TICKS
+        for decision in owed(fleet, worker, since)
+    ]
