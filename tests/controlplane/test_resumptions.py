@@ -266,6 +266,28 @@ async def test_a_new_owner_finds_an_attempt_that_was_not_written(known: bool) ->
     assert again.ours and again.left is None, "it was tried already"
 
 
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_new_owner_finds_an_attempt_that_finished_and_was_not_written(known: bool) -> None:
+    """Composed 161261: while etcd was full, the former owner sent the stream on and was killed, and the
+    engine finished it. Its report landed before the client's return."""
+    owner = NewOwner()
+    owner.story.tell("w.w1", engine_step(queued(attempt=2)))
+    report = ("w.w1", engine_step(finished(attempt=2)))
+    if known:
+        owner.story.tell(*report)
+    owner.adopt()
+    await owner.returns.owned("q1", 1.0)
+    if not known:
+        owner.story.tell(*report)
+    owner.live["q1"].lose_attempt()
+    assert owner.live["q1"].attempt == 2, "the next one is the third"
+    found = await owner.returns.later_attempt("q1", 10.0)
+    assert found.ours and found.left is not None
+    assert (found.left.worker, found.left.attempt, found.left.mode) == ("w1", 2, "attach")
+    again = await owner.returns.later_attempt("q1", 0.01)
+    assert again.ours and again.left is None, "it was tried already"
+
+
 @pytest.mark.parametrize("ended", [False, True])
 async def test_a_new_owner_finds_an_attempt_that_finished_and_was_written_late(ended: bool) -> None:
     """Composed 150246: a client went to and fro while its stream was moved; it lacked the end alone."""

@@ -64,9 +64,10 @@ class Streams:
 
 
 class Fleet(Story):
-    """w0 decodes q1 and q2; a watch looks at them on a clock of its own."""
+    """w0 decodes q1 and q2; a watch looks at them on a clock of its own. `reports`: whether the log
+    has reports of w0's engine."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, reports: bool = True) -> None:
         super().__init__()
         self.worker()
         self.fleet.workers["w0"].port = port
@@ -74,7 +75,8 @@ class Fleet(Story):
         self.tell("r.r0", replica_started(settings=settings))
         for request in ("q1", "q2"):
             self.tell("r.r0", arrived(request), decided(request))
-            self.tell("w.w0", engine_step(queued(request), v.FirstToken(request, 1)))
+            if reports:
+                self.tell("w.w0", engine_step(queued(request), v.FirstToken(request, 1)))
         writer: Any = FullWriter()
         writer.position = self.heads["r.r0"][2] - 1
         self.writer = writer
@@ -117,9 +119,9 @@ Q1, Q2 = ("q1", 1), ("q2", 1)
 FINISHED = engine_step(v.EngineFinished("q1", 1, "stop", 3))
 
 
-async def run(case: Case, **state: Any) -> Fleet:
+async def run(case: Case, reports: bool = True, **state: Any) -> Fleet:
     async with engine(**(state or {"worker": "w0", "incarnation": 1})) as port:
-        fleet = Fleet(port)
+        fleet = Fleet(port, reports)
         try:
             await case(fleet)
         finally:
@@ -391,12 +393,15 @@ def begun(fleet: Fleet, *requests: str, had: int = 2, delivered: int = 5) -> Non
         fleet.gateway.delivered[request] = delivered
 
 
-async def test_a_stream_is_overdue_whose_engine_has_no_request_any_more() -> None:
+@pytest.mark.parametrize("reports", [True, False])
+async def test_a_stream_is_overdue_whose_engine_has_no_request_any_more(reports: bool) -> None:
+    """Composed 161275: the agent was cut from etcd before the first step of its engine."""
+
     async def case(fleet: Fleet) -> None:
         begun(fleet, "q1", "q2")
         await fleet.until(4.0, 0, Q2)
 
-    fleet = await run(case, **IDLE)
+    fleet = await run(case, reports, **IDLE)
     (judged,) = fleet.told
     assert (judged.request, judged.held, judged.stuck) == ("q1", 0, True)
     assert judged.steps == 0 and judged.silent_us < 2_500_000
@@ -413,23 +418,27 @@ async def test_a_stream_is_overdue_whose_engine_has_no_request_any_more() -> Non
         pytest.param({**IDLE, "incarnation": 2}, id="another engine answers"),
     ],
 )
-async def test_an_engine_that_may_have_the_request_is_left_alone(state: dict[str, Any]) -> None:
+@pytest.mark.parametrize("reports", [True, False])
+async def test_an_engine_that_may_have_the_request_is_left_alone(
+    state: dict[str, Any], reports: bool
+) -> None:
     async def case(fleet: Fleet) -> None:
         begun(fleet, "q1", "q2")
         await fleet.until(10.0, 0)
 
-    fleet = await run(case, **state)
+    fleet = await run(case, reports, **state)
     assert fleet.told == [] and fleet.watch._session is not None
 
 
-async def test_an_engine_may_not_have_got_a_request_of_which_no_token_came() -> None:
+@pytest.mark.parametrize("reports", [True, False])
+async def test_an_engine_may_not_have_got_a_request_of_which_no_token_came(reports: bool) -> None:
     """It is on its way, or its prompt is read."""
 
     async def case(fleet: Fleet) -> None:
         begun(fleet, "q1", had=5)
         await fleet.until(10.0, 0)
 
-    fleet = await run(case, **IDLE)
+    fleet = await run(case, reports, **IDLE)
     assert fleet.told == [] and fleet.watch._session is None
 
 

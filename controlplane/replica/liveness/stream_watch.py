@@ -165,12 +165,7 @@ class StreamWatch:
         self, tasks: asyncio.TaskGroup, key: Engine, now: float, config: OverdueConfig
     ) -> None:
         worker = self._scheduler.view.fleet.workers.get(key[0])
-        if (
-            worker is None
-            or worker.incarnation != key[1]
-            or worker.engine != EnginePhase.READY
-            or not worker.step
-        ):
+        if worker is None or worker.incarnation != key[1] or worker.engine != EnginePhase.READY:
             self._due[key] = now + QUIET_S
             return
         bound_s = overdue.bound_us(worker, config) / 1e6

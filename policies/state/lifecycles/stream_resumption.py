@@ -38,12 +38,13 @@ def newest_attempt(fleet: Fleet, request: str, written: int) -> int:
 
 
 def later_attempts(fleet: Fleet, request: str, after: int) -> Iterator[tuple[int, Worker]]:
-    """The attempts of `request` with a number above `after` that an engine runs, or that a former
-    owner wrote after another replica had taken the stream."""
+    """The attempts of `request` with a number above `after` that an engine runs, or has finished before
+    any replica wrote them, or that a former owner wrote after another replica had taken the stream."""
     numbers = range(after + 1, after + UNWRITTEN_ATTEMPTS + 1)
     keys = [(n, key_of(request, n)) for n in numbers]
     for worker in fleet.workers.values():
-        yield from ((n, worker) for n, key in keys if key in worker.attempts)
+        attempts, finished = worker.attempts, worker.finished_early
+        yield from ((n, worker) for n, key in keys if key in attempts or key in finished)
 
 
 def orphan(fleet: Fleet, request: Request) -> None:

@@ -97,6 +97,8 @@ def test_a_new_owner_knows_attempts_that_the_former_one_did_not_write() -> None:
     assert newest_attempt(story.fleet, "q1", 1) == 1
     story.tell("w.w1", engine_step(queued(attempt=3), queued("q2", attempt=4)))
     assert newest_attempt(story.fleet, "q1", 1) == 3
+    story.tell("w.w1", engine_step(finished(attempt=3)))
+    assert newest_attempt(story.fleet, "q1", 1) == 3, "its engine has finished it"
     daemon = v.StateDaemonStarted(worker="w0", boot="b", epoch=1, address="", budget_bytes=999)
     held = v.CheckpointAcknowledged(
         holder="w0", boot="b", request="q1", child=0, attempt=5, blocks=2, tokens=32, bytes=320
