@@ -167,7 +167,10 @@ def _known(run: Outcome, log: Log) -> RecordedFacts:
         limits=limits_of(run.scenario.fleet.waiting),
         late_ms=_late(run.scenario.fleet.disorder),
         slowed=Slowed(
-            workers=tuple(_slow_workers(run)), link_ms=_link_ms(run), cut=tuple(_cut_workers(run))
+            workers=tuple(_slow_workers(run)),
+            link_ms=_link_ms(run),
+            cut=tuple(_cut_workers(run)),
+            blind=tuple(_blind_replicas(run)),
         ),
     )
 
@@ -198,6 +201,14 @@ def _cut_workers(run: Outcome) -> Iterator[tuple[str, int, int]]:
                 yield name, *span_ms(run, fired)
 
 
+def _blind_replicas(run: Outcome) -> Iterator[tuple[str, int, int]]:
+    """Streams of replicas that could not read the log, from when to when (wall ms)."""
+    for fired in run.fired:
+        if fired.what in _BLINDS_REPLICAS:
+            for name in fired.target.split(","):
+                yield f"r.{name}", *span_ms(run, fired)
+
+
 def _cut_from(run: Outcome, fired: FiredFault) -> str:
     """What the fault cut its targets from; empty if it is no cut."""
     if fired.what not in ("cut", "cut-one-way"):
@@ -221,7 +232,8 @@ def _struck(strikes: Iterable[Strike], what: Collection[str]) -> Iterator[tuple[
 
 _OF_AGENTS = ("agent-kill", "agent-spool-torn", "agent-stop", "cpu-limit", "segment-damaged")
 _OF_LINKS = ("cut", "cut-one-way", "link-slow")
-_CUTS_OF_REPLICAS = ("replica-cut", "replica-calls-lost", "replica-answers-lost")
+_BLINDS_REPLICAS = ("replica-cut", "replica-answers-lost")
+_CUTS_OF_REPLICAS = (*_BLINDS_REPLICAS, "replica-calls-lost")
 _OF_REPLICAS = ("leader-stop", *DEATHS_OF_REPLICAS, *_CUTS_OF_REPLICAS)
 _LASTING = frozenset((*_OF_AGENTS, *_OF_LINKS, "leader-stop", *_CUTS_OF_REPLICAS)) - {
     "agent-kill",

@@ -135,6 +135,7 @@ def violations(
     """Violations of each promise in turn."""
     checks: dict[str, Check] = {
         **CHECKS,
+        "I1": partial(i1_one_terminal_event.check, truth=known.truth),
         "I2": partial(i2_identical_stream.check, corrupt=known.corrupt),
         "I8": partial(i8_budget.check, given=known.given_bytes),
         "I9": partial(i9_breakers.check, unkept=known.unkept),

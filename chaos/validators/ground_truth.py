@@ -62,6 +62,16 @@ class ClientCall(NamedTuple):
     last_ns: int = 0
 
 
+class QueuedReport(NamedTuple):
+    """An engine's report that it took an attempt: at which step, and with which decision of its gateway
+    (`RequestQueued.dispatch`)."""
+
+    worker: str
+    incarnation: int
+    step: int
+    dispatch: bytes
+
+
 class EngineEnd(Struct, frozen=True, kw_only=True):
     """A living engine at the end of a run."""
 
@@ -80,6 +90,7 @@ class GroundTruth(Struct, kw_only=True):
     etcd lacked then, and why. `serving`: by worker, since when (ns) its engine served, or did not;
     `idle`: the same for engines without a request. `calls`: by client request, what its client knows;
     `attempts`: of that request each attempt that an engine took, by its name, the worker and when (ns);
+    `queued`: by attempt, its engine's report of that, which may be dropped on its way;
     `ended`: when (ns) attempts left their engine; `finished`: those that it generated to the end.
     `counted`: by stream, what replicas without
     unwritten events counted of their ends, and of tokens. The run began at `began_ns`.
@@ -101,6 +112,7 @@ class GroundTruth(Struct, kw_only=True):
     idle: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
     calls: dict[str, ClientCall] = field(default_factory=dict)
     attempts: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
+    queued: dict[str, QueuedReport] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     counted: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -2,18 +2,25 @@
 
 A gateway acts on a decision first and appends it with the next segment. So a killed gateway leaves
 requests without its own events, and may have completed a short one by then. Their dispatches carried
-the decisions to the engines, which recorded them; the leader ends them.
+the decisions to the engines, which recorded them; the leader ends them. If a fault dropped that record
+too, the log never has the request: of a simulated run it is known what the record said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from relume.chaos.validators.ground_truth import GroundTruth, QueuedReport
 from relume.chaos.validators.records import ClientRecord, courses, events_of
 from relume.chaos.validators.unwritten_decisions import UnwrittenDecisions
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import RequestOutcome
+
+_Engine = tuple[str, int]
+"""A worker, and an incarnation of its engine."""
+_UNKNOWN = 1 << 62
+"""Number of a step that the log does not have yet."""
 
 
 class UnacknowledgedRequests:
@@ -52,6 +59,70 @@ class UnacknowledgedRequests:
             return False
         del self.tokens[min(fitting)[2]]
         return True
+
+
+class UnreportedRequests:
+    """Requests that no replica wrote, as above, and whose engines' records were dropped: the log says
+    of each of these engines that it lacks reports of that time."""
+
+    def __init__(self, groups: Sequence[RevisionGroup], lost: set[str], truth: GroundTruth) -> None:
+        self._truth = truth
+        self._unwritten = UnwrittenDecisions(groups, lost)
+        self._reports = _Reports(groups)
+
+    def has(self, client: ClientRecord) -> bool:
+        """Whether `client`'s is one of them."""
+        names = [name for name, _, _ in self._truth.attempts.get(client.request, ())]
+        return bool(names) and all(map(self._is_unreported, names))
+
+    def _is_unreported(self, name: str) -> bool:
+        sent = self._truth.queued.get(name)
+        return (
+            sent is not None
+            and self._unwritten.of(sent.dispatch) is not None
+            and name not in self._reports.attempts
+            and self._reports.are_missing(sent)
+        )
+
+
+class _Reports:
+    """What engines reported. `attempts`: those that they took."""
+
+    def __init__(self, groups: Sequence[RevisionGroup]) -> None:
+        self.attempts: set[str] = set()
+        self._missing: dict[_Engine, list[tuple[int, int]]] = {}
+        """Between which steps reports are missing, as the log says."""
+        self._last: dict[_Engine, int] = {}
+        self._noted: dict[_Engine, int] = {}
+        """The last step before the log said so for the agent."""
+        for at in events_of(groups, "w."):
+            engine = at.stream.removeprefix("w."), getattr(at.event, "incarnation", 0)
+            if type(at.event) is v.ReportsDropped:
+                self._on_dropped(engine)
+            elif type(at.event) is v.EngineStep:
+                self._on_step(engine, at.event)
+
+    def are_missing(self, sent: QueuedReport) -> bool:
+        """Whether reports of that time are."""
+        missing = self._missing.get((sent.worker, sent.incarnation), ())
+        return any(since <= sent.step <= until for since, until in missing)
+
+    def _on_dropped(self, engine: _Engine) -> None:
+        last = self._last.get(engine, 0)
+        # Its agent says so at most once a second: the time since it did so last counts.
+        since = self._noted.get(engine, last)
+        self._missing.setdefault(engine, []).append((since, _UNKNOWN))
+        self._noted[engine] = last
+
+    def _on_step(self, engine: _Engine, event: v.EngineStep) -> None:
+        missing = self._missing.setdefault(engine, [])
+        if missing and missing[-1][1] == _UNKNOWN:
+            missing[-1] = missing[-1][0], event.step
+        if event.lost:
+            missing.append((self._last.get(engine, 0), event.step))
+        self._last[engine] = event.step
+        queued = (change for change in event.changes if type(change) is v.RequestQueued)
+        self.attempts.update(f"{change.request}/{change.attempt}" for change in queued)
 
 
 def in_order(clients: Iterable[ClientRecord]) -> list[ClientRecord]:

@@ -165,6 +165,18 @@ def test_workers_that_are_cut_from_gateways_are_known(good: Outcome) -> None:
     assert _known(run, Log([])).slowed.cut == (("w0", 1100, 2100), ("w1", 1100, 2100))
 
 
+def test_replicas_that_could_not_read_the_log_are_known(good: Outcome) -> None:
+    """Events reach a replica whose calls are lost."""
+    fired = [
+        FiredFault(name=what, what=what, target=name, at_ns=10**9, until_ns=2 * 10**9)
+        for what, name in (
+            ("replica-cut", "r0"), ("replica-answers-lost", "r1"), ("replica-calls-lost", "r2"),
+        )
+    ]  # fmt: skip
+    run = replace(good, fired=tuple(fired), began_ms=100)
+    assert _known(run, Log([])).slowed.blind == (("r.r0", 1100, 2100), ("r.r1", 1100, 2100))
+
+
 def test_workers_that_faults_made_slow_are_known(good: Outcome) -> None:
     planned = [
         PlannedFault(name=name, what=what, target="w0,w1", at_ns=0, amount=amount)

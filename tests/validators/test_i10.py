@@ -22,6 +22,8 @@ from tests.policies.story import (
     engine_step,
     observed,
     queued,
+    ready,
+    started,
 )
 from tests.validators.builders import about, idle, short
 
@@ -256,6 +258,44 @@ def test_i10_knows_when_the_replica_could_not_write() -> None:
         cut_off = [(stream, 4000, 21_500)]
         found = i10_recovery_bound.check(groups, [], bound_ms=500, cut_off=cut_off)
         assert (found == []) is fine
+
+
+@pytest.mark.parametrize(
+    ("stream", "since_ms", "last", "fine"),
+    [
+        ("r.r0", 6000, "died", True),
+        ("r.r0", 6000, "started", True),  # its agent died too, and could not say that it was dead
+        ("r.r0", 6000, "lost", False),  # it may serve on
+        ("r.r0", 6000, "", False),
+        ("r.r0", 8000, "died", False),  # it had read that the engine was back
+        ("r.r1", 6000, "died", False),
+    ],
+)
+def test_i10_does_not_count_the_time_in_which_no_engine_can_become_known(
+    stream: str, since_ms: int, last: str, fine: bool
+) -> None:
+    """Composed 161067 and 160299: all engines died at once, and their replica was cut from etcd before
+    they were back."""
+    story = short()
+    story.tell("w.w0", died())
+    dead = story.revision
+    story.tell("r.r0", observed())
+    ends = {"died": died("w1"), "started": started("w1", 2)}
+    if last in ends:
+        story.tell("w.w1", ends[last])
+    elif last:
+        story.tell("fleet", v.WorkerLost("w1", 1, "lease lapsed"))
+    story.tell("w.w0", started("w0", 2))
+    story.tell("w.w0", ready("w0", 2))
+    back = story.revision
+    story.tell("r.r0", decided(attempt=2, worker="w0"))
+    story.tell("w.w0", engine_step(queued(attempt=2), v.FirstToken("q1", 2), incarnation=2))
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, dead: 5000, back: 7000, back + 1: 21_000})
+    client = ClientRecord(request="q1", status=200, token_count=3, gaps_ms=[16_000.0])
+    slowed = Slowed(blind=[(stream, since_ms, 20_000)])
+    found = i10_recovery_bound.check(groups, [client], bound_ms=5000, slowed=slowed)
+    assert len(found) == (0 if fine else 2)
 
 
 def test_i10_knows_that_probes_take_longer_on_slow_links() -> None:

@@ -20,6 +20,7 @@ from relume.chaos.validators.ground_truth import (
     EngineLoad,
     GroundTruth,
     HeldBlocks,
+    QueuedReport,
     ReportKey,
 )
 from relume.controlplane.gateway.endpoint import Gateway
@@ -92,6 +93,9 @@ class TruthRecorder:
             elif type(change) is v.RequestQueued and (track := engine.tracks.get(name)):
                 attempts = self.truth.attempts.setdefault(track.what.content_id, [])
                 attempts.append((name, worker, now_ns))
+                self.truth.queued[name] = QueuedReport(
+                    worker, event.incarnation, event.step, change.dispatch
+                )
 
     def engine_serves(self, worker: str, serving: bool) -> None:
         """The engine of a worker serves from now on, or no longer."""

@@ -8,7 +8,8 @@ Clocks of one machine do, and a `Log` corrects known jumps. A resumable stream m
 absent client: its recovery begins when the client returns. A stream that ends as cancelled, that
 the leader ends, or that ends with an unknown number of tokens, had no client. Time in the queue of its
 next engine does not count while requests wait in the queue of each engine that may get any. What a
-fault slows the next engine down by does not count either. Where an agent dropped reports of its
+fault slows the next engine down by does not count either, nor time in which a fault keeps a replica
+from reading the log and each engine that it could have read of is dead. Where an agent dropped reports of its
 engine, only its silence says that a stream is stuck; the first token of an attempt may be among
 reports that were lost.
 """
@@ -99,6 +100,7 @@ def check(
     patience = _patience(groups, clients, still) if stopped else {}
     silences, unheard = list(_silences(groups)), _unheard(groups, cut_off)
     full, waited = list(_full(groups)), dict[str, int]()
+    engineless = _engineless(groups, slowed.blind) if slowed.blind else {}
     owners = {course.request: course.owners for course in courses(groups).values()}
     for one in recoveries(groups):
         begun_ms = max(
@@ -110,6 +112,7 @@ def check(
         late = unheard.get(one.resumed_on, ())
         queued, admitted = one.queued_ms
         waits = [(max(since, queued), min(until, admitted)) for since, until in full]
+        waits += engineless.get(one.sent_by, ())
         away = [
             span for owner in owners[one.request] if owner not in still
             for span in unheard.get(owner, ())
@@ -252,6 +255,28 @@ def _full(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
             since = 0
     if since:
         yield since, 1 << 62
+
+
+def _engineless(
+    groups: Sequence[RevisionGroup], blind: Sequence[tuple[str, int, int]]
+) -> dict[str, list[tuple[int, int]]]:
+    """By stream of a replica, the times in which it could not read the log, and each engine that was
+    ready before was dead: of the next ones only the log tells. A worker that was declared lost
+    may serve on."""
+    lives, ready = list[tuple[int, int]](), dict[str, int]()
+    for at in events_of(groups):
+        event = at.event
+        if type(event) is v.EngineReady:
+            ready[event.worker] = at.at_ms
+        elif type(event) in (v.EngineDied, v.EngineStarted) and event.worker in ready:
+            lives.append((ready.pop(event.worker), at.at_ms))
+    lives += [(since_ms, 1 << 62) for since_ms in ready.values()]
+    found: dict[str, list[tuple[int, int]]] = {}
+    for stream, since, until in blind:
+        dead_ms = max((died for began, died in lives if began < since), default=since)
+        if (dead_ms := max(dead_ms, since)) < until:
+            found.setdefault(stream, []).append((dead_ms, until))
+    return found
 
 
 def _patience(

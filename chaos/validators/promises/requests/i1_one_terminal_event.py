@@ -9,9 +9,11 @@ second end of the leader or of the owner is a violation.
 A killed gateway may have served a client to the end, or answered it with an error, without a terminal
 event in the log. Then the leader ends the request, without a status. Of a short answer the log may
 have no event of the gateway at all; then the dispatch in its engine's record stands for it
-(`unheard`), and the leader ends it. The end of a gateway that the leader took to be dead may land ahead
-of the leader's end, while that one is in flight. An arrived request without an end is a violation,
-as is one that only the leader can end, by the log. Check a drained log only.
+(`unheard`), and the leader ends it. Nothing need be in the log if that record was dropped too: the log
+says that reports of its engine are missing, and of a simulated run it is known what the record said.
+The end of a gateway that the leader took to be dead may land ahead of the leader's end, while that one
+is in flight. An arrived request without an end is a violation, as is one that only the leader can end,
+by the log. Check a drained log only.
 
 A replica that stood still may serve a client whose stream another one ended as left. One that cannot
 have a stream sends its client away, which need not return.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.records import (
     ClientRecord,
     Course,
@@ -30,7 +33,11 @@ from relume.chaos.validators.records import (
     log_of,
     of_clients,
 )
-from relume.chaos.validators.unacknowledged_requests import UnacknowledgedRequests, in_order
+from relume.chaos.validators.unacknowledged_requests import (
+    UnacknowledgedRequests,
+    UnreportedRequests,
+    in_order,
+)
 from relume.chaos.validators.unwritten_decisions import broken_replicas
 from relume.controlplane.gateway.http.routes import PROTECTED
 from relume.events import vocabulary as v
@@ -49,7 +56,11 @@ _SHOWN_AS = {"tool_calls": "stop"}
 """The engine's finish reason, by the one that its parser reports to the client."""
 
 
-def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> list[Violation]:
+def check(
+    groups: Sequence[RevisionGroup],
+    clients: Sequence[ClientRecord],
+    truth: GroundTruth | None = None,
+) -> list[Violation]:
     """Violations in the log itself, then between log and clients."""
     found = courses(groups)
     broken, lost = broken_replicas(groups)
@@ -73,6 +84,9 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
             continue
         for text in _agreement(client, course, broken):
             out.append(Violation(PROMISE, client.request, text))
+    if unknown and broken and truth is not None:
+        unreported = UnreportedRequests(groups, lost, truth)
+        unknown = [client for client in unknown if not unreported.has(client)]
     for client in in_order(unknown):
         if unheard is None or not unheard.take(client):
             text = f"was answered {client.status}, the log does not know it"

@@ -17,8 +17,8 @@ TICK_MS = 1000
 class Recovery(Struct, frozen=True, kw_only=True):
     """One attempt that was cut. It was lost at `begun_ms`; the request continued at `back_ms` (its
     next first token, else the next cut or its end); -1: never. `resumed_on`: the worker of that
-    token, if there is one; `sent_ms`: the time of the decision for that attempt; `queued_ms`: from
-    when to when it was in its engine's queue. Wall times as in `Segment.at_ms`."""
+    token, if there is one; `sent_ms`: the time of the decision for that attempt, `sent_by`: its stream;
+    `queued_ms`: from when to when it was in its engine's queue. Wall times as in `Segment.at_ms`."""
 
     request: str
     attempt: int
@@ -28,6 +28,7 @@ class Recovery(Struct, frozen=True, kw_only=True):
     back_ms: int
     resumed_on: str
     sent_ms: int
+    sent_by: str
     queued_ms: tuple[int, int]
 
 
@@ -146,5 +147,6 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
                 back_ms=back,
                 resumed_on=resumed_on,
                 sent_ms=sent_ms if sent_ms >= 0 else begun,
+                sent_by=(next_one or cut).stream,
                 queued_ms=reports.queued_ms(of, back),
             )
