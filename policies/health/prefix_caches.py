@@ -4,7 +4,8 @@ An engine that restores blocks puts them into its own prefix cache, where reques
 them. Nothing says which of its blocks came from whom, since a third engine may have restored what the
 second one computed after them. So once a worker is quarantined for wrong results, each engine of its
 model that has restored anything since the last right answers has its prefix cache emptied. A restore
-may have been under way then: LATE_TICKS later the same is done once more.
+may have been under way then: LATE_TICKS later the same is done once more. A worker that is away gets the
+order when it returns: its engine may have served on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import EffectKind, EnginePhase, FailureClass, HealthState
+from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState
 from relume.policies.health.canary_pace import VERSION
 from relume.policies.health.worker_reviews import all_know
 from relume.policies.state.fleet import Fleet, Worker
@@ -58,8 +59,6 @@ def owed(fleet: Fleet, corrupt: Worker, good_tick: int = -1) -> list[v.EffectsDe
         for worker in fleet.workers.values()
         if worker is not corrupt
         and worker.model == corrupt.model
-        and worker.present
-        and worker.engine == EnginePhase.READY
         and not isinstance(worker.restored, UnsetType)
         and worker.restored >= good_tick
     )

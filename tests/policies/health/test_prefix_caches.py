@@ -95,6 +95,18 @@ def test_the_next_engine_has_an_empty_cache(by: str) -> None:
     assert fleet.emptied() == ([] if by == "restart" else [("w1", 1)])
 
 
+def test_the_engine_of_a_worker_that_is_away_may_serve_on() -> None:
+    fleet = Fleet(workers=3)
+    all_report(fleet)
+    fleet.restores("w1")
+    fleet.tell("fleet", v.WorkerLost("w1", fleet.fleet.workers["w1"].epoch, "lease lapsed"))
+    assert not fleet.fleet.workers["w1"].present
+    fleet.convicts("w0")
+    assert fleet.emptied() == [("w1", 1)]
+    (pending,) = [p.effect.worker for p in fleet.fleet.pending_effects.values()]
+    assert pending == "w1", "it is stated again when its agent returns"
+
+
 def test_a_new_leader_does_what_the_former_one_left_undone() -> None:
     fleet = Fleet(workers=3, replicas=2)
     all_report(fleet)

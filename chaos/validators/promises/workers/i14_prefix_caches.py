@@ -2,7 +2,7 @@
 
 Once a worker is quarantined for wrong results, every engine of its model that restored blocks since its
 last right answers has its prefix cache emptied, within LEADER_TICKS. An engine that ended meanwhile
-has no cache.
+has no cache; one whose worker is lost may serve on.
 """
 
 from __future__ import annotations
@@ -64,8 +64,6 @@ class _Caches:
             case v.ReplicaStarted(settings=settings):
                 version = int(dict(settings).get("version.health", "1"))
                 self._applies = self._applies and version >= FIRST_VERSION
-            case v.WorkerLost(worker=name):
-                self._ended(name)
             case v.HealthDecided(state=HealthState.QUARANTINED, failure=FailureClass.CORRUPTION):
                 for name, tick in self._restored.items():
                     alike = self._models.get(name) == self._models.get(event.worker)
