@@ -90,7 +90,7 @@ async def _decode(
         logprobs=tuple(logprobs),
         took_us=took_us,
         alone=_is_idle(before) and _is_idle(after) and _arrived(page) == arrived,
-        wait_us=max(after["wait_us"] - before["wait_us"], _front.lap_us(), 0),
+        wait_us=max(_waited_us(before, after), _front.lap_us(), 0),
     )
 
 
@@ -98,6 +98,12 @@ def _arrived(page: Progress) -> int:
     """Prompt tokens that ever came, without those of canaries: a request may come and go while one
     is computed."""
     return page.load()[3]
+
+
+def _waited_us(before: dict[str, int], after: dict[str, int]) -> int:
+    """Time for which the thread that steps waited for a CPU; 0 if the system does not say."""
+    known = min(before["wait_us"], after["wait_us"]) >= 0
+    return after["wait_us"] - before["wait_us"] if known else 0
 
 
 def _is_idle(state: dict[str, int]) -> bool:

@@ -22,6 +22,7 @@ from relume.policies.health.judgement import Review
 from relume.policies.health.prefix_caches import is_verdict
 from relume.policies.health.worker_reviews import (
     all_know,
+    all_living_know,
     decides,
     health_of,
     leave,
@@ -88,7 +89,7 @@ def _measure(
     fleet: Fleet, worker: Worker, record: CanaryRecord, event: v.CanaryReported, review: Review
 ) -> None:
     """Its time is evidence too."""
-    if all_know(fleet, canary_pace.VERSION):
+    if all_living_know(fleet, canary_pace.VERSION):
         canary_pace.note(fleet, record, event, review.config)
         if canary_pace.has_slow_canaries(record, fleet.tick, review.config):
             health_of(fleet, worker)

@@ -14,7 +14,7 @@ one of two raises it by half; and what it predicts is no part of the way through
 
 from __future__ import annotations
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from relume.events.vocabulary import CanaryReported
 from relume.policies.canary import golden_values
@@ -32,15 +32,17 @@ LASTS_WINDOWS = 10
 
 def note(fleet: Fleet, record: CanaryRecord, event: CanaryReported, config: HealthConfig) -> None:
     """An engine answered a canary."""
-    if not event.alone or event.took_us <= 0:
-        return  # it waited for others
+    if event.canary not in record.answers or not event.alone or event.took_us <= 0:
+        return  # the answer was not stored, or it waited for others
     if isinstance(record.times, UnsetType):
         record.times = {}
     took = record.times[event.canary] = max(event.took_us - event.wait_us, 1)
     if not isinstance(record.slow, UnsetType) and record.slow[1] == fleet.tick:
         return
     peers = sorted(_latest(fleet, record.kind, event.canary))
-    if len(peers) > 1:
+    if len(peers) < 2:
+        record.slow = UNSET
+    else:
         percent = took * 100 // peers[(len(peers) - 1) // 2]
         record.slow = counted(record.slow, SLOW_CANARIES, percent, fleet.tick, config)
 

@@ -105,6 +105,8 @@ class Review:
         """Whether unreadable reports are evidence, as since version 8."""
         self.by_waiting = self.by_reports and version != "8"
         """Whether requests without a worker count for who probes, as since version 9."""
+        self.by_time = self.by_waiting and version not in ("9", "10")
+        """Whether the time of canaries is evidence, as since version 11."""
         self.canary = canary_settings.config_of(LeaderSettings(fleet))
         self.checks = check_settings.config_of(LeaderSettings(fleet))
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
@@ -345,7 +347,11 @@ def _of_doubts(
     if review.by_pace:
         if pace.is_slow(health, tick, config):
             return Finding.DOUBTFUL, FailureClass.SLOW, pace.in_words(health)
-        if record is not None and canary_pace.has_slow_canaries(record, tick, config):
+        if (
+            review.by_time
+            and record is not None
+            and canary_pace.has_slow_canaries(record, tick, config)
+        ):
             return Finding.DOUBTFUL, FailureClass.SLOW, canary_pace.in_words(record)
     elif is_slow_v1(worker, config):
         times = int(worker.slowness * 10 + 0.5)

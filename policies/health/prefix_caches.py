@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState
 from relume.policies.health.canary_pace import VERSION
-from relume.policies.health.worker_reviews import all_know
+from relume.policies.health.worker_reviews import all_living_know, decides
 from relume.policies.state.fleet import Fleet, Worker
 
 LATE_TICKS = 5
@@ -27,15 +27,19 @@ DECISION = "prefixes."
 def on_restore_started(fleet: Fleet, stream: str, epoch: int, event: v.RestoreStarted) -> None:
     """Blocks of another engine, or of an earlier one, come into the cache."""
     worker = fleet.workers.get(stream[2:])
-    if worker is not None and worker.incarnation == event.incarnation and all_know(fleet, VERSION):
+    if worker is not None and worker.incarnation == event.incarnation and _applies(fleet):
         worker.restored = fleet.tick
 
 
 def on_health_decided(fleet: Fleet, event: v.HealthDecided) -> None:
     """A worker's results are wrong."""
     worker = fleet.workers.get(event.worker)
-    if worker is not None and is_verdict(event) and all_know(fleet, VERSION):
+    if worker is not None and is_verdict(event) and _applies(fleet):
         worker.convicted = fleet.tick
+
+
+def _applies(fleet: Fleet) -> bool:
+    return decides(fleet) and all_living_know(fleet, VERSION)
 
 
 def is_verdict(event: v.HealthDecided) -> bool:
@@ -44,23 +48,31 @@ def is_verdict(event: v.HealthDecided) -> bool:
 
 
 def on_effects(fleet: Fleet, event: v.EffectsDecided) -> None:
-    """These caches are emptied."""
+    """These caches are emptied; soon after a verdict, wrong blocks may still come into them."""
+    is_late = not any(_is_recent(fleet, worker) for worker in fleet.workers.values())
     for effect in event.effects if event.again < 0 else ():
         worker = fleet.workers.get(effect.worker)
         if effect.kind == EffectKind.RESET_PREFIX_CACHE and worker is not None:
             if effect.incarnation == worker.incarnation:
-                worker.restored = UNSET
+                worker.restored = UNSET if is_late else fleet.tick
 
 
-def owed(fleet: Fleet, corrupt: Worker, good_tick: int = -1) -> list[v.EffectsDecided]:
-    """Empty the caches that may have blocks of `corrupt` from after `good_tick` (-1: from any time)."""
+def _is_recent(fleet: Fleet, corrupt: Worker) -> bool:
+    convicted = corrupt.convicted
+    return not isinstance(convicted, UnsetType) and fleet.tick - convicted < LATE_TICKS
+
+
+def owed(
+    fleet: Fleet, corrupt: Worker, since: int, until: int | None = None
+) -> list[v.EffectsDecided]:
+    """Empty the caches of engines whose last restore is from tick `since` on, and up to `until`."""
     effects = tuple(
         v.Effect(EffectKind.RESET_PREFIX_CACHE, worker.name, worker.incarnation, corrupt.name)
         for worker in fleet.workers.values()
         if worker is not corrupt
         and worker.model == corrupt.model
         and not isinstance(worker.restored, UnsetType)
-        and worker.restored >= good_tick
+        and since <= worker.restored <= (fleet.tick if until is None else until)
     )
     if not effects:
         return []
@@ -72,6 +84,13 @@ def owed(fleet: Fleet, corrupt: Worker, good_tick: int = -1) -> list[v.EffectsDe
             effects=effects,
         )
     ]
+
+
+def left_undone(fleet: Fleet, corrupt: Worker) -> list[v.EffectsDecided]:
+    """What an earlier leader had to write. Restores of long after the verdict have nothing wrong."""
+    if isinstance(convicted := corrupt.convicted, UnsetType):
+        return []
+    return owed(fleet, corrupt, -1, convicted + LATE_TICKS)
 
 
 def owed_late(fleet: Fleet) -> list[v.EffectsDecided]:

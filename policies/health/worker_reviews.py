@@ -25,6 +25,11 @@ def all_know(fleet: Fleet, version: int) -> bool:
     return all(int(replica.settings.get(VERSION, "0")) >= version for replica in alive)
 
 
+def all_living_know(fleet: Fleet, version: int) -> bool:
+    """The same, and one lives. Without that, nothing says by which version a log was folded."""
+    return any(replica.alive for replica in fleet.replicas.values()) and all_know(fleet, version)
+
+
 def leave(fleet: Fleet, review: Review) -> None:
     """Leave at the fleet what the leader has to write because of one event."""
     if review.owed:

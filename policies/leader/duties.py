@@ -147,7 +147,7 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
         ):
             out += _restarted(fleet, worker)  # its agent knows what it applied before
         if is_quarantined(worker):
-            out += [*_voided(fleet, worker), *prefix_caches.owed(fleet, worker)]
+            out += [*_voided(fleet, worker), *prefix_caches.left_undone(fleet, worker)]
     return out
 
 

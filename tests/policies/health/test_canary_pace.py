@@ -9,12 +9,13 @@ from msgspec import UNSET
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import FailureClass, HealthState
+from relume.policies import decision_versions
 from relume.policies.canary.canary_state import CanaryRecord
 from relume.policies.health.canary_pace import LASTS_WINDOWS, SLOW_CANARIES
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.state.fleet import state_hash
 from tests.policies.health.led_fleet import LedFleet, folded_again
-from tests.policies.story import died, ready, started
+from tests.policies.story import died, ready, replica_started, started
 
 USUAL_MS = 20
 COUNT = 4
@@ -115,6 +116,31 @@ def test_what_slows_all_workers_or_the_only_one_makes_none_a_suspect() -> None:
     alone = known(workers=1)
     rounds(alone, 10, 400)
     assert alone.decisions == []
+
+
+def test_a_slow_worker_that_becomes_the_only_one_is_slow_no_more() -> None:
+    fleet = known(2)
+    rounds(fleet, SLOW_CANARIES, 100)
+    assert fleet.state() == HealthState.SUSPECT
+    fleet.tell("w.w1", died("w1", 1))
+    answers(fleet, "w0", 100)
+    assert fleet.state() == HealthState.HEALTHY and record(fleet).slow is UNSET
+
+
+def test_a_canary_that_is_not_known_is_not_measured() -> None:
+    fleet = known()
+    answers(fleet, "w0", 100, canary=10_000)
+    assert isinstance(times := record(fleet).times, dict) and sorted(times) == [0, 1, 2, 3]
+
+
+def test_a_leader_of_version_10_does_not_judge_what_was_measured() -> None:
+    fleet = known()
+    rounds(fleet, SLOW_CANARIES, 100)
+    assert fleet.state() == HealthState.SUSPECT
+    settings = (*decision_versions.settings(), ("version.health", "10"))
+    fleet.tell("r.r0", replica_started("r0", "b2", settings=settings))
+    fleet.ticks(1)
+    assert fleet.state() == HealthState.HEALTHY
 
 
 def test_the_next_engine_begins_anew() -> None:

@@ -1,7 +1,8 @@
 """I14, about prefix caches: no request reads blocks of a corrupt worker in another engine's cache.
 
 Once a worker is quarantined for wrong results, every engine of its model that restored blocks since its
-last right answers has its prefix cache emptied, within LEADER_TICKS. An engine that ended meanwhile
+last right answers has its prefix cache emptied, within LEADER_TICKS, and once more after RESTORE_TICKS,
+when what was under way has ended. An engine that ended meanwhile
 has no cache; one whose worker is lost may serve on.
 """
 
@@ -18,6 +19,8 @@ from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState
 PROMISE = "I14"
 LEADER_TICKS = 10
 """Time in which a leader, or the next one, says so."""
+RESTORE_TICKS = 5
+"""No restore takes longer."""
 FIRST_VERSION = 11
 """The first version of `health` that does it."""
 
@@ -36,13 +39,13 @@ def check(groups: Sequence[RevisionGroup]) -> Iterator[Violation]:
 
 class _Caches:
     """`restored`: by worker, tick of the last restore of the engine that runs. `due`: by worker, whose
-    blocks it may have, and the tick by which its cache is to be emptied."""
+    blocks it may have, and from which tick to which its cache is to be emptied."""
 
     def __init__(self) -> None:
         self._models: dict[str, str] = {}
         self._engines: dict[str, int] = {}
         self._restored: dict[str, int] = {}
-        self._due: dict[str, tuple[str, int]] = {}
+        self._due: dict[str, list[tuple[str, int, int]]] = {}
         self._tick = 0
         self._applies = True
 
@@ -68,23 +71,30 @@ class _Caches:
                 for name, tick in self._restored.items():
                     alike = self._models.get(name) == self._models.get(event.worker)
                     if name != event.worker and alike and tick >= event.good_tick:
-                        self._due.setdefault(name, (event.worker, self._tick + LEADER_TICKS))
-            case v.EffectsDecided(effects=effects):
+                        for begin in (self._tick, self._tick + RESTORE_TICKS):
+                            due = (event.worker, begin, begin + LEADER_TICKS)
+                            self._due.setdefault(name, []).append(due)
+            case v.EffectsDecided(effects=effects, again=-1):
                 for effect in effects:
                     if effect.kind == EffectKind.RESET_PREFIX_CACHE:
-                        self._ended(effect.worker)
+                        self._emptied(effect.worker, effect.incarnation)
 
     def passed(self, revision: int, tick: int) -> Iterator[Violation]:
         """Time is over for some."""
         self._tick = tick
-        late = [name for name, (_, due) in self._due.items() if due < tick]
-        for name in late if self._applies else ():
-            text = (
-                f"{name} restored blocks, may have some of it, and its prefix cache is not emptied"
-            )
-            yield Violation(PROMISE, self._due[name][0], text, revision)
-        for name in late:
-            del self._due[name]
+        for name, dues in self._due.items():
+            for corrupt in {corrupt for corrupt, _, until in dues if until < tick}:
+                if self._applies:
+                    text = f"{name} may have blocks of it, and its prefix cache is not emptied"
+                    yield Violation(PROMISE, corrupt, text, revision)
+            dues[:] = [due for due in dues if due[2] >= tick]
+
+    def _emptied(self, name: str, incarnation: int) -> None:
+        if self._engines.get(name) == incarnation:
+            dues = self._due.get(name, [])
+            dues[:] = [due for due in dues if due[1] > self._tick]
+            if not dues:
+                self._restored.pop(name, None)
 
     def _ended(self, name: str) -> None:
         self._restored.pop(name, None)
