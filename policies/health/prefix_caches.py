@@ -1,7 +1,7 @@
 """Which engines may have blocks of a corrupt worker in their prefix caches.
 
 An engine that restores blocks puts them into its own prefix cache, where requests that begin alike read
-them. Nothing says which of its blocks came from whom, since a third engine may have restored what the
+them. Nothing says which of its blocks came from which worker, since a third engine may have restored what the
 second one computed after them. So once a worker is quarantined for wrong results, each engine of its
 model that has restored anything since the last right answers has its prefix cache emptied. A restore
 may have been under way then: LATE_TICKS later the same is done once more. A worker that is away gets the
@@ -18,8 +18,9 @@ from relume.policies.health.canary_pace import VERSION
 from relume.policies.health.worker_reviews import all_living_know, decides
 from relume.policies.state.fleet import Fleet, Worker
 
-LATE_TICKS = 5
-"""After so long no restore that began before a verdict was known is under way."""
+LATE_TICKS = 10
+"""After so long no restore that began before a verdict was known is under way, with the connector's
+default bound of 5 s (`load_timeout_s`)."""
 DECISION = "prefixes."
 """Decisions begin so; worker, incarnation and tick follow."""
 
@@ -49,12 +50,13 @@ def is_verdict(event: v.HealthDecided) -> bool:
 
 def on_effects(fleet: Fleet, event: v.EffectsDecided) -> None:
     """These caches are emptied; soon after a verdict, wrong blocks may still come into them."""
-    is_late = not any(_is_recent(fleet, worker) for worker in fleet.workers.values())
-    for effect in event.effects if event.again < 0 else ():
+    if event.again >= 0 or not event.decision.startswith(DECISION):
+        return
+    is_recent = any(_is_recent(fleet, worker) for worker in fleet.workers.values())
+    for effect in event.effects:
         worker = fleet.workers.get(effect.worker)
-        if effect.kind == EffectKind.RESET_PREFIX_CACHE and worker is not None:
-            if effect.incarnation == worker.incarnation:
-                worker.restored = UNSET if is_late else fleet.tick
+        if worker is not None and effect.incarnation == worker.incarnation:
+            worker.restored = fleet.tick if is_recent else UNSET
 
 
 def _is_recent(fleet: Fleet, corrupt: Worker) -> bool:
@@ -62,17 +64,15 @@ def _is_recent(fleet: Fleet, corrupt: Worker) -> bool:
     return not isinstance(convicted, UnsetType) and fleet.tick - convicted < LATE_TICKS
 
 
-def owed(
-    fleet: Fleet, corrupt: Worker, since: int, until: int | None = None
-) -> list[v.EffectsDecided]:
-    """Empty the caches of engines whose last restore is from tick `since` on, and up to `until`."""
+def owed(fleet: Fleet, corrupt: Worker, since: int, until: int) -> list[v.EffectsDecided]:
+    """Empty the caches of engines whose last restore is from the ticks `since` to `until`."""
     effects = tuple(
         v.Effect(EffectKind.RESET_PREFIX_CACHE, worker.name, worker.incarnation, corrupt.name)
         for worker in fleet.workers.values()
         if worker is not corrupt
         and worker.model == corrupt.model
         and not isinstance(worker.restored, UnsetType)
-        and since <= worker.restored <= (fleet.tick if until is None else until)
+        and since <= worker.restored <= until
     )
     if not effects:
         return []
@@ -99,5 +99,5 @@ def owed_late(fleet: Fleet) -> list[v.EffectsDecided]:
         decision
         for worker in fleet.workers.values()
         if not isinstance(since := worker.convicted, UnsetType) and fleet.tick - since == LATE_TICKS
-        for decision in owed(fleet, worker, since)
+        for decision in owed(fleet, worker, since, fleet.tick)
     ]

@@ -254,7 +254,7 @@ def on_health_decided(fleet: Fleet, event: v.HealthDecided) -> list[Any]:
         return out
     out += _voided(fleet, worker)
     if prefix_caches.is_verdict(event):
-        out += prefix_caches.owed(fleet, worker, event.good_tick)
+        out += prefix_caches.owed(fleet, worker, event.good_tick, fleet.tick)
     if released := coverage.to_release(fleet, fleet.tick, at_once=True):
         out.append(v.CheckpointsReleased(released))
     return out + (_restarted(fleet, worker) if worker.incarnation == event.incarnation else [])

@@ -380,7 +380,7 @@ class Borrowers(Story):
 
     def late(self) -> list[str]:
         """Whose cache is not emptied, after enough time."""
-        self.healthy_ticks(20)
+        self.healthy_ticks(30)
         found = [*i14_prefix_caches.check(self.groups)]
         assert {one.about for one in found} <= {"w0"}
         return [one.detail.split()[0] for one in found]
@@ -396,7 +396,7 @@ def test_engines_that_restored_since_the_last_right_answers_must_empty_their_cac
 def test_an_emptied_cache_and_that_of_an_engine_that_ended_hold_nothing_wrong() -> None:
     log = Borrowers()
     log.convicted(-1)
-    log.healthy_ticks(9)
+    log.healthy_ticks(10)
     log.empties("w1")
     log.tell("w.w3", died("w3", 1))
     assert log.late() == []

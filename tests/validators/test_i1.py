@@ -287,7 +287,7 @@ def test_i1_knows_answers_of_a_gateway_that_died_unheard_from_their_engines() ->
 def test_i1_knows_what_a_dead_gateway_did_not_write_and_no_engine_could_report(
     number: int, step: int, incarnation: int, fine: bool, by_agent: bool
 ) -> None:
-    """Composed 161227: the agent kept two reports at once, and its gateway's writer was late."""
+    """Composed 161227: the agent held back two reports at once, and its gateway's writer was late."""
     dispatch = encode(msgspec.structs.replace(decided("q2"), decision=f"r0.b1.{number}"))
     truth = GroundTruth(
         attempts={"c2": [("q2/1", "w0", 5)]},
@@ -297,28 +297,26 @@ def test_i1_knows_what_a_dead_gateway_did_not_write_and_no_engine_could_report(
         request="c2", status=200, outcome="completed", token_count=64, finish="length"
     )
 
-    def says(
-        drops: bool = True, again: bool = True, changes: Any = (), told_of: Any = truth
-    ) -> str:
-        told = short()
-        told.tell("r.r0", msgspec.structs.replace(chosen("q1", "w1"), decision="r0.b1.1"))
-        told.tell("w.w0", msgspec.structs.replace(engine_step(*changes, finished()), step=4))
+    def says(drops: bool = True, again: bool = True, changes: Any = (), known: Any = truth) -> str:
+        story = short()
+        story.tell("r.r0", msgspec.structs.replace(chosen("q1", "w1"), decision="r0.b1.1"))
+        story.tell("w.w0", msgspec.structs.replace(engine_step(*changes, finished()), step=4))
         if drops and by_agent:
-            told.tell("w.w0", v.ReportsDropped(worker="w0", incarnation=1, count=1, reason="bad"))
+            story.tell("w.w0", v.ReportsDropped(worker="w0", incarnation=1, count=1, reason="bad"))
         lost = int(drops and not by_agent)
-        told.tell("w.w0", msgspec.structs.replace(engine_step(lost=lost), step=9))
-        told.tell("w.w0", msgspec.structs.replace(engine_step(), step=12))
-        told.tell("r.r0", ended())
+        story.tell("w.w0", msgspec.structs.replace(engine_step(lost=lost), step=9))
+        story.tell("w.w0", msgspec.structs.replace(engine_step(), step=12))
+        story.tell("r.r0", ended())
         if again:
-            told.replica("r0", "b2")
-        return " ".join(map(str, i1_one_terminal_event.check(told.groups, [client], told_of)))
+            story.replica("r0", "b2")
+        return " ".join(map(str, i1_one_terminal_event.check(story.groups, [client], known)))
 
     assert (says() == "") is fine
     assert "does not know" in says(drops=False), "the log lacks no report"
     assert "does not know" in says(again=False), "its gateway lives"
     assert "does not know" in says(changes=[queued("q2")]), "its engine reported it"
-    assert "does not know" in says(told_of=GroundTruth()), "no engine took it"
-    assert "does not know" in says(told_of=None)
+    assert "does not know" in says(known=GroundTruth()), "no engine took it"
+    assert "does not know" in says(known=None)
 
 
 def test_i1_has_the_leader_end_what_only_an_engine_told_of() -> None:

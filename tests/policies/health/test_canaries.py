@@ -42,6 +42,7 @@ def reports(
     logprobs: tuple[float, ...] = (),
     exact: bool = True,
     alone: bool = True,
+    took_us: int = 20_000,
     **more: Any,
 ) -> None:
     """The worker answers a canary, rightly unless the answer is given."""
@@ -52,7 +53,7 @@ def reports(
         prompts=1,
         tokens=tokens or RIGHT[canary][0],
         logprobs=logprobs or RIGHT[canary][1],
-        took_us=20_000,
+        took_us=took_us,
         alone=alone,
         exact=exact,
         **more,

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import FailureClass, HealthState
 from relume.policies import decision_versions
 from relume.policies.canary.canary_state import CanaryRecord
@@ -15,6 +14,7 @@ from relume.policies.health.canary_pace import LASTS_WINDOWS, SLOW_CANARIES
 from relume.policies.health.health_settings import HealthConfig
 from relume.policies.state.fleet import state_hash
 from tests.policies.health.led_fleet import LedFleet, folded_again
+from tests.policies.health.test_canaries import RIGHT, reports
 from tests.policies.story import died, ready, replica_started, started
 
 USUAL_MS = 20
@@ -25,19 +25,16 @@ def answers(
     fleet: LedFleet, worker: str, ms: float, canary: int = 0, wait_ms: float = 0, alone: bool = True
 ) -> None:
     """The worker answers a canary, after so long."""
-    event = v.CanaryReported(
-        worker=worker,
-        incarnation=fleet.fleet.workers[worker].incarnation,
-        canary=canary,
-        prompts=1,
+    reports(
+        fleet,
+        worker,
+        canary,
         tokens=(canary, 6, 7),
-        logprobs=(-0.1, -3.0, -0.2, -2.5, -0.3, -2.0),
+        logprobs=RIGHT[0][1],
+        alone=alone,
         took_us=round(ms * 1000),
         wait_us=round(wait_ms * 1000),
-        alone=alone,
-        exact=True,
     )
-    fleet.tell(f"w.{worker}", event)
 
 
 def rounds(fleet: LedFleet, count: int, ms: float, worker: str = "w0", wait_ms: float = 0) -> None:

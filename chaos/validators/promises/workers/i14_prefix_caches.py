@@ -2,8 +2,8 @@
 
 Once a worker is quarantined for wrong results, every engine of its model that restored blocks since its
 last right answers has its prefix cache emptied, within LEADER_TICKS, and once more after RESTORE_TICKS,
-when what was under way has ended. An engine that ended meanwhile
-has no cache; one whose worker is lost may serve on.
+when what was under way has ended. An engine that ended meanwhile has no cache; one whose worker is lost
+may serve on.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState
 PROMISE = "I14"
 LEADER_TICKS = 10
 """Time in which a leader, or the next one, says so."""
-RESTORE_TICKS = 5
-"""No restore takes longer."""
+RESTORE_TICKS = 10
+"""No restore takes longer, with the connector's default bound."""
 FIRST_VERSION = 11
 """The first version of `health` that does it."""
 
