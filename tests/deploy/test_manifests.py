@@ -16,6 +16,7 @@ from relume.engine_shim.agent import agent_config  # noqa: E402
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of  # noqa: E402
 from relume.engine_shim.checkpoints import curve_keys  # noqa: E402
 from relume.events.etcd.config import parse_url  # noqa: E402
+from relume.events.vocabulary.enums import EnginePhase, HealthState, RequestOutcome  # noqa: E402
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
@@ -189,6 +190,43 @@ def test_alerts_ask_for_metrics_that_exist():
             used |= set(re.findall(r"\brelume_\w+", rule["expr"]))
             assert rule["annotations"]["summary"] and rule["labels"]["severity"]
     assert used and used <= known, used - known
+
+
+FROM_PROMETHEUS = {"instance", "job", "le"}
+"""Labels that it adds, or that buckets of a histogram have."""
+VALUES = {
+    ("relume_requests_total", "outcome"): set(RequestOutcome),
+    ("relume_worker_health", "state"): set(HealthState),
+    ("relume_worker_engine_state", "state"): set(EnginePhase),
+    ("relume_prompts_counted_total", "how"): {"counted", "unusable", "late", "away"},
+}
+
+
+def alert_rules() -> list[dict]:
+    """All of them."""
+    groups = yaml.safe_load((DEPLOY / "prometheus/relume-rules.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("rule", alert_rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_names_labels_and_values_that_its_metrics_have(rule: dict):
+    labels = {name: set(metric.labels) for metric in TABLE.values() for name in metric.exported}
+    expr, summary = rule["expr"], rule["annotations"]["summary"]
+    for metric, selected in re.findall(r"\b(relume_\w+)\{([^}]*)\}", expr):
+        for label, value in re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', selected):
+            assert label in labels[metric] | FROM_PROMETHEUS, (metric, label)
+            if label not in FROM_PROMETHEUS:
+                assert set(value.split("|")) <= VALUES[metric, label], (metric, value)
+    known = set().union(FROM_PROMETHEUS, *(labels[m] for m in re.findall(r"\brelume_\w+", expr)))
+    grouped = {
+        name
+        for names in re.findall(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)", expr)
+        for name in re.split(r"\s*,\s*", names.strip())
+    }
+    assert grouped <= known, grouped - known
+    has_sum = re.search(r"\b(?:sum|max|min|count|avg)\b", expr)
+    given = grouped if has_sum else known  # what a result's series has
+    assert set(re.findall(r"\$labels\.(\w+)", summary)) <= given
 
 
 def test_the_runbook_has_every_alert_and_no_other():

@@ -40,6 +40,7 @@ async def test_an_engine_with_a_flipped_bit_is_found_and_replaced(fleet: CoreFle
             await fleet.streams(4, 24, fleet.named(f"wrong{turn}"), padding=UNIQUE)
             turn += 1
             await asyncio.sleep(0.3)
+        await until_checked(fleet)
     finally:
         await share(fleet, usual.share_ppm, usual.budget_ppm)
     assert {e.worker for e in verdicts} == {"w2"}
@@ -55,6 +56,16 @@ async def test_an_engine_with_a_flipped_bit_is_found_and_replaced(fleet: CoreFle
     await until_healthy(fleet)
     struck = await fleet.streams(4, 96, fleet.named("after"))
     assert not whole(struck) and same(calm, struck) == []
+
+
+async def until_checked(fleet: CoreFleet) -> None:
+    """Another engine answered a request again. A canary may have convicted the worker before."""
+    deadline, turn = time.monotonic() + HANG_S, 0
+    while not any(type(e) is v.CrossChecked for e in await fleet.events()):
+        assert time.monotonic() < deadline, "no request was answered again"
+        await fleet.streams(2, 24, fleet.named(f"checked{turn}"), padding=UNIQUE)
+        turn += 1
+        await asyncio.sleep(0.3)
 
 
 async def quarantined(fleet: CoreFleet) -> list[v.HealthDecided]:
