@@ -45,6 +45,7 @@ class IncidentFold:
             v.RouteDecided: self._on_routed,
             v.TransportObserved: self._on_observed,
             v.EngineStep: self._on_step,
+            v.RestoreStarted: self._on_restore_started,
             v.RestoreDone: self._on_restored,
             v.RestoreFailed: self._on_restore_failed,
             v.ClientReturned: self._on_returned,
@@ -93,6 +94,9 @@ class IncidentFold:
         if self._streams.waiting:
             for case in self._streams.on_step(entry, event):
                 _settled(case, entry)
+
+    def _on_restore_started(self, entry: Entry, event: v.RestoreStarted) -> None:
+        self._served.on_restore_started(event)
 
     def _on_restored(self, entry: Entry, event: v.RestoreDone) -> None:
         self._served.on_restored(event)

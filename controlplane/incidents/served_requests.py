@@ -1,10 +1,10 @@
 """Which requests got tokens from each engine, and until when: a verdict on what it computes dates back.
 
-An attempt that brought tokens served its request until it ended, and so did one whose blocks a later
-attempt restored. Tokens that an engine sent without ids are not counted: a request that failed with a
-first token and none counted had some. When the leader quarantines a worker, each request that the
-engine served since the tick of its last right answers joins the incident. Attempts that still run join
-it when they end, if they brought tokens.
+An attempt that brought tokens served its request until it ended. So did one whose blocks a later attempt
+restored, also an attempt of another request that lent them. Tokens that an engine sent without ids are not
+counted: a request that failed with a first token and none counted had some. When the leader quarantines a
+worker, each request that the engine served since the tick of its last right answers joins the incident.
+Attempts that still run join it when they end, if they brought tokens.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ class RunningAttempt(Struct, frozen=True):
     attempt: int
     delivered: int
 
+    @property
+    def engine(self) -> Engine:
+        """Where it runs."""
+        return self.worker, self.incarnation
+
 
 class Service(Struct, eq=False):
     """An engine served a request, for the last time at `tick`."""
@@ -56,6 +61,10 @@ class ServedRequests:
         """By live request, attempts that ended without a token, and when."""
         self._restored: dict[str, int] = {}
         """By live request, the last attempt that restored blocks."""
+        self._lenders: dict[str, str] = {}
+        """By live request, whose blocks it restores."""
+        self._wrote: dict[str, dict[Engine, int]] = {}
+        """By request, the engines that wrote its blocks, and until when."""
 
     def on_tick(self, event: v.Tick) -> None:
         """Time passes. What was before the first tick of a log that begins later is not known."""
@@ -72,15 +81,38 @@ class ServedRequests:
                 event.worker, event.incarnation, event.attempt, event.delivered
             )
 
+    def on_restore_started(self, event: v.RestoreStarted) -> None:
+        """An attempt fetches blocks, perhaps those of another request."""
+        if self._is_live(event.request):
+            self._lenders[event.request] = event.lender
+
     def on_restored(self, event: v.RestoreDone) -> None:
         """An attempt has blocks that earlier ones wrote. Its worker may say so before the replica
         says how these ended."""
-        is_live = event.request in self._running or event.request in self._tokenless
-        if not is_live or not event.tokens:
+        if not self._is_live(event.request) or not event.tokens:
             return
+        if lender := self._lenders.pop(event.request, ""):
+            self._borrowed(event.request, lender)
         self._restored[event.request] = max(event.attempt, self._restored.get(event.request, 0))
         for attempt, tick in self._tokenless.pop(event.request, ()):
-            self._note(event.request, attempt, tick)
+            self._note(event.request, attempt.engine, tick)
+
+    def _is_live(self, request: str) -> bool:
+        return request in self._running or request in self._tokenless
+
+    def _borrowed(self, request: str, lender: str) -> None:
+        """The request has blocks of another one: the engines that wrote them served it too."""
+        wrote = dict(self._wrote.get(lender, {}))
+        if (running := self._running.get(lender)) is not None:
+            wrote[running.engine] = self._tick
+        for engine, tick in wrote.items():
+            self._note(request, engine, tick)
+            self._written(request, engine, tick)
+
+    def _written(self, request: str, engine: Engine, tick: int) -> None:
+        self._wrote.setdefault(request, {})[engine] = tick
+        if len(self._wrote) > self._most:
+            del self._wrote[next(iter(self._wrote))]
 
     def on_observed(self, event: v.TransportObserved) -> None:
         """An attempt ended; its client has `delivered` tokens in all."""
@@ -100,8 +132,9 @@ class ServedRequests:
             # It cannot have continued after such tokens.
             tokenless = tokenless[-1:] if has_uncounted and not was_running else []
         for attempt, tick in tokenless:
-            self._note(event.request, attempt, tick)
+            self._note(event.request, attempt.engine, tick)
         self._restored.pop(event.request, None)
+        self._lenders.pop(event.request, None)
         for served in self._of_live.pop(event.request, ()):
             served.state = RequestState(event.outcome)
 
@@ -134,15 +167,16 @@ class ServedRequests:
         running = self._running.pop(request, None)
         if running is None:
             return
+        self._written(request, running.engine, self._tick)
         if 0 <= tokens <= running.delivered:
             if self._restored.get(request, 0) <= running.attempt:
                 self._tokenless.setdefault(request, []).append((running, self._tick))
                 return
-        self._note(request, running, self._tick)
+        self._note(request, running.engine, self._tick)
 
-    def _note(self, request: str, attempt: RunningAttempt, tick: int) -> None:
-        """The attempt served the request, until `tick`."""
-        key = attempt.worker, attempt.incarnation, request
+    def _note(self, request: str, engine: Engine, tick: int) -> None:
+        """The engine served the request, until `tick`."""
+        key = *engine, request
         service = self._services.pop(key, None)
         if service is None:
             service = Service(ServedRequest(request=request), tick)

@@ -124,6 +124,41 @@ def test_one_whose_blocks_a_later_attempt_restored_is_listed(at_once: bool) -> N
     assert served(log.one()) == {"q": "completed"}
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_one_that_borrowed_blocks_of_a_served_request_is_listed(has_ended: bool) -> None:
+    """No attempt of it was on the worker. One that borrowed from it has such blocks, too."""
+    log = FailureLog()
+    for name in ("lender", "old"):
+        log.request("w0", "r0", name)
+    for name in ("borrower", "next", "late", "other"):
+        log.request("w1", "r0", name)
+    log.ended("old")
+    log.ticks(2)
+    good_tick = log.fleet.tick
+    if has_ended:
+        log.ended("lender")
+    log.ticks(2)
+    for name, lender in (
+        ("borrower", "lender"),
+        ("next", "borrower"),
+        ("late", "old"),
+        ("other", ""),
+    ):
+        common = {"incarnation": 1, "request": name, "child": 0, "attempt": 1, "holder": "w2"}
+        log.tell(
+            "w.w1",
+            v.RestoreStarted(**common, tokens=64, lender=lender),
+            v.RestoreDone(**common, tokens=64, bytes=9, duration_us=9),
+        )
+    for name in ("borrower", "next", "late", "other"):
+        log.ended(name)
+    quarantined(log, good_tick)
+    expected = {"borrower": "completed", "next": "completed"}
+    if has_ended:
+        expected["lender"] = "completed"
+    assert served(log.one()) == expected
+
+
 def test_nothing_is_added_once_an_operator_trusts_the_worker() -> None:
     log = FailureLog()
     log.stream("before")
