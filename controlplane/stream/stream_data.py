@@ -155,6 +155,11 @@ class Stream:
         return bool(self.arrival.resumable)
 
     @property
+    def is_repeatable(self) -> bool:
+        """Whether all of it can be generated again, with the same tokens."""
+        return self.arrival.verdict in (Guarantee.EXACT, Guarantee.REPLAY)
+
+    @property
     def is_absent(self) -> bool:
         """Whether its client is."""
         return self.absent_until != NEVER

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
 from relume.controlplane.stream import stream_states as s
+from relume.controlplane.stream.handlers.endings import NO_ENVELOPE
 from relume.events.vocabulary.enums import RouteCause, TransportKind
 from relume.events.wire.frames import CONTENT_TYPE, encode_envelope, encode_failure, encode_tokens
 from tests.stream.test_doubted_tokens import HEAD, OneRequest
@@ -100,6 +101,23 @@ def test_a_stream_that_its_former_owner_moved_unwritten_continues_where_an_engin
     request.feed(e.Owned(True))
     failed = request.only(do.Fail)
     assert (failed.status, failed.code) == (502, "stream_lost")
+
+
+@pytest.mark.parametrize("verdict", ["exact", "replay"])
+def test_a_stream_whose_request_no_holder_has_continues_where_an_engine_reports_it(
+    verdict: str,
+) -> None:
+    """Composed 161817: a gateway was killed before it wrote where it had sent the stream. It could have
+    been generated again, but no holder had the request, and the engine had all of its tokens."""
+    request = OneRequest(resumable=True, adopted=True, verdict=verdict)
+    request.feed(e.Adopted((2, 0)), e.Owned(True), e.EnvelopeKnown(False))
+    assert request.only(do.FindLaterAttempt)
+    later = request.assignment("attach")
+    request.feed(e.Owned(True, later))
+    assert request.only(do.Open).to == later
+    request.feed(e.Connected(()), e.Head(404, {}), e.EnvelopeKnown(False), e.Owned(True))
+    failed = request.only(do.Fail)
+    assert (failed.status, failed.code, failed.message) == (502, "stream_lost", NO_ENVELOPE)
 
 
 def test_its_client_may_leave_while_engines_are_waited_for() -> None:

@@ -7,7 +7,6 @@ import msgspec
 from relume.controlplane.stream.arrival import Assignment
 from relume.controlplane.stream.error_codes import NO_LOG, NO_WORKER, NOT_COMPARED
 from relume.controlplane.stream.handlers.endings import (
-    NO_ENVELOPE,
     NOT_SENT,
     declined_by_all,
     fail,
@@ -50,7 +49,7 @@ from relume.controlplane.stream.stream_states import (
     State,
     Waiting,
 )
-from relume.events.vocabulary.enums import Guarantee, RouteCause, TimerKind, TransportKind
+from relume.events.vocabulary.enums import RouteCause, TimerKind, TransportKind
 
 
 def assign(
@@ -75,9 +74,8 @@ def proceed(
 ) -> State:
     """Continue on another worker after what the client has, if that is possible. `state` has no
     attempt."""
-    is_exact = stream.arrival.verdict in (Guarantee.EXACT, Guarantee.REPLAY)
     if stream.stamp is None or (
-        stream.body and (is_exact or len(stream.answer.ids) >= stream.have[0])
+        stream.body and (stream.is_repeatable or len(stream.answer.ids) >= stream.have[0])
     ):
         if obstacle := stream.obstacle():
             if stream.is_doubted:
@@ -86,11 +84,16 @@ def proceed(
         return _next_attempt(stream, state, cause, must_pause, refusal)
     if stream.is_doubted and stream.have > (0, 0):
         return fail(stream, state, 502, NOT_COMPARED)
-    if not is_exact:
-        stream.effects.append(FindLaterAttempt())
-        return Adopting(is_ours=True)
+    if not stream.is_repeatable:
+        return _find_later_attempt(stream)
     stream.effects.append(LocateEnvelope())
     return Locating(cause, must_pause)
+
+
+def _find_later_attempt(stream: Stream) -> State:
+    """No worker can get the request. An engine may have an attempt that the log does not have."""
+    stream.effects.append(FindLaterAttempt())
+    return Adopting(is_ours=True)
 
 
 def _next_attempt(
@@ -221,7 +224,7 @@ def on_retry_timer(stream: Stream, state: BackingOff, event: TimerFired, now: fl
 def on_envelope_known(stream: Stream, state: Locating, event: EnvelopeKnown, now: float) -> State:
     """Generate all of it again, from what a state daemon has of the request."""
     if not event.found:
-        return fail(stream, state, 502, NO_ENVELOPE)
+        return _find_later_attempt(stream)
     stream.again = True
     del stream.known[:]
     stream.rewind(stream.have)

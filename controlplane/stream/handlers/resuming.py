@@ -17,6 +17,7 @@ from relume.controlplane.stream.errors import IllegalEvent
 from relume.controlplane.stream.handlers.attempts import hand_over, lose
 from relume.controlplane.stream.handlers.endings import (
     NO_CLIENT,
+    NO_ENVELOPE,
     UNREPEATABLE,
     drop_plan,
     end,
@@ -181,7 +182,7 @@ def on_owned(stream: Stream, state: Adopting, event: Owned, now: float) -> State
             release(stream, left)  # its failure is recorded
             left = None
     if state.is_ours and left is None:
-        return fail(stream, state, 502, UNREPEATABLE)
+        return fail(stream, state, 502, NO_ENVELOPE if stream.is_repeatable else UNREPEATABLE)
     if stream.is_absent:
         return Detached(left)
     return _go_on(stream, Detached(None), left, now)
