@@ -112,8 +112,12 @@ class ShortFleet(Story):
 
     def rate(self) -> int:
         """Requests a tick: nine tenths of what all workers serve together."""
+        return self.usable_per_ks() * 9 // 10_000
+
+    def usable_per_ks(self) -> int:
+        """What counts as capacity of all workers together."""
         workload = workload_of(self.demand())
         assert workload is not None
         found = capacity_of(self.fleet, MODEL, workload)
         assert found is not None
-        return found.requests_per_ks * ON.usable_percent * 9 // 1_000_000
+        return found.requests_per_ks * ON.usable_percent // 100

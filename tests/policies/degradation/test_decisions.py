@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from relume.controlplane.admin.models import degradation_of
+from relume.controlplane.telemetry.state_families import degradation
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import Tier
 from relume.policies.degradation import effects
@@ -38,6 +44,31 @@ def test_a_fleet_that_loses_workers_degrades_and_recovers_in_reverse_order(
     fleet.ticks(30, rate)
     assert [d.level for d in fleet.decisions] == [3, 2, 1, 0]
     assert fleet.level() == 0
+
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_an_autoscaler_reads_as_many_workers_as_the_demand_needs(
+    fleet: ShortFleet, lost: int
+) -> None:
+    """From the metric and from where the documentation has KEDA look. Twice the demand that nine tenths of
+    four workers serve needs eight, however many of them are there."""
+    rate, each = 2 * fleet.rate(), fleet.usable_per_ks() / 4
+    fleet.lose(*(f"w{number}" for number in range(lost)))
+    fleet.ticks(12, rate)
+    expected = math.ceil(rate * 1000 / each)
+    assert expected in (7, 8)
+    text = (DOCS / "operations/degradation.md").read_text()
+    found: Any = msgspec.to_builtins(degradation_of(fleet.fleet, MODEL))
+    (path,) = re.findall(r'valueLocation: "(.*)"', text)
+    for part in path.split("."):
+        found = found[int(part) if part.isdigit() else part]
+    assert found == expected
+    samples = [s for family in degradation(fleet.fleet) for s in family.samples]
+    metric = [s.value for s in samples if s.name == "relume_workers_wanted"]
+    assert metric == [expected] and "`relume_workers_wanted`" in text
 
 
 def test_each_level_refuses_its_tiers_and_recovery_lifts_that(fleet: ShortFleet) -> None:
