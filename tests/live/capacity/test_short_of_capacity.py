@@ -8,9 +8,12 @@ workers serve half more than clients send.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -40,7 +43,8 @@ SHARES = {Tier.INTERACTIVE: 0.15, Tier.STANDARD: 0.15, Tier.BATCH: 0.7}
 SERVED_PERMILLE = 1500
 """With all workers."""
 TTFT_S = 3.0
-"""Bound of nine in ten interactive requests: a step takes 0.06 s, one request 1.5 s."""
+"""The TTFT goal of tier interactive, which nine in ten of its requests have to meet: a step takes 0.06 s,
+one request 1.5 s."""
 LIMITS = "window_ticks=6,rise_ticks=2,fall_ticks=3,usable_percent=100"
 
 
@@ -133,6 +137,7 @@ async def test_levels_follow_capacity_and_interactive_requests_are_served(
     options: FleetOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ("--degradation", "observe", "--degradation-limits", LIMITS)
+    arguments += ("--routing-limits", f"slo_interactive_ms={TTFT_S * 1000:.0f}")
     options = few_at_once(options, WORKERS, *arguments)
     async with pausing_fleet(options, tmp_path, monkeypatch) as scene:
         load = Load(scene)
@@ -159,12 +164,31 @@ async def _staircase(scene: Scene) -> float:
         os.kill((await scene.worker(name))["engine_pid"], signal.SIGKILL)
         await asyncio.sleep(2.0)
     await until(scene, lambda f: f["level"] >= 2, "the level did not rise")
+    await until(scene, lambda f: f["workers"] == 1, "workers without an engine count")
     await asyncio.sleep(10.0)
+    shown = await relume_degradation(scene)
+    (model,) = shown["models"]
+    assert (model["workers"], model["level"]) == (1, shown["decisions"][-1]["level"])
     for name in ("w1", "w2", "w3"):
         await scene.fleet.admin(f"workers/{name}/release", "POST")
     await until(scene, lambda f: f["workers"] == WORKERS, "the workers did not return")
     await until(scene, lambda f: f["level"] == 0, "the level did not fall")
     return killed
+
+
+async def relume_degradation(scene: Scene) -> dict[str, Any]:
+    """What the command shows of the running fleet."""
+    command = [sys.executable, "-m", "relume.controlplane.cli.relume_command", "degradation"]
+    command += ["--state-dir", scene.fleet.options.state_dir]
+
+    def call(*more: str) -> str:
+        return subprocess.run([*command, *more], capture_output=True, check=True, text=True).stdout
+
+    shown = json.loads(await asyncio.to_thread(call, "--json"))
+    text = await asyncio.to_thread(call)
+    for decision in shown["decisions"]:
+        assert f"degradation level {decision['level']} " in text, text
+    return shown
 
 
 async def _judged(scene: Scene, load: Load, killed: float) -> None:
