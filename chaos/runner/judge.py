@@ -166,6 +166,7 @@ def _known(run: Outcome, log: Log) -> RecordedFacts:
         strikes=strikes,
         limits=limits_of(run.scenario.fleet.waiting),
         late_ms=_late(run.scenario.fleet.disorder),
+        report_ms=_report_ms(run),
         slowed=Slowed(
             workers=tuple(_slow_workers(run)),
             link_ms=_link_ms(run),
@@ -220,6 +221,16 @@ def _late(disorder: Disorder) -> dict[str, int]:
     """By stream, how late its writer's records come at most (see `Disorder`)."""
     late_ms = 2 * disorder.late_writer_ms
     return {f"{kind}.{disorder.late_writer}": late_ms for kind in "rw"} if late_ms else {}
+
+
+def _report_ms(run: Outcome) -> dict[str, int]:
+    """By worker, how late its engine's reports come into the log at most (see `Disorder`)."""
+    disorder = run.scenario.fleet.disorder
+    late_ms = _late(disorder)
+    return {
+        name: disorder.report_delay_ms + late_ms.get(f"w.{name}", 0)
+        for name in run.schedule.workers
+    }
 
 
 def _struck(strikes: Iterable[Strike], what: Collection[str]) -> Iterator[tuple[str, Strike]]:

@@ -238,7 +238,15 @@ class SimFleet:
     def _rested(self) -> bool:
         """Whether no process has any request or unwritten event left."""
         folds = self._folds()
-        return bool(folds) and all(map(at_rest, folds)) and all(map(written, self.planes.values()))
+        return (
+            bool(folds)
+            and all(at_rest(fold, self._is_gone) for fold in folds)
+            and all(map(written, self.planes.values()))
+        )
+
+    def _is_gone(self, worker: str) -> bool:
+        """Whether its agent cannot start again: it would write where a damaged segment stands."""
+        return self.etcd.is_damaged(f"w.{worker}")
 
     # --- targets of faults -----------------------------------------------------------------------
 
@@ -286,9 +294,13 @@ def written(plane: Plane) -> bool:
     return writer.healthy and writer.durable == writer.position
 
 
-def at_rest(fold: Fleet) -> bool:
-    """Whether every engine of a fold serves and I12 holds for it."""
-    serving = all(worker.engine == EnginePhase.READY for worker in fold.workers.values())
+def at_rest(fold: Fleet, is_gone: Callable[[str], bool]) -> bool:
+    """Whether I12 holds for a fold, and every engine of it serves but those of workers that are away
+    and gone for good."""
+    serving = all(
+        worker.engine == EnginePhase.READY or (not worker.present and is_gone(worker.name))
+        for worker in fold.workers.values()
+    )
     return serving and not any(left_over(fold))
 
 

@@ -108,7 +108,8 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     workers that a fault kept from gateways for a while; `cut_off`: streams whose owners could not keep
     their lease, from when to when (ms; None: unknown); `strikes`: what each fault struck (None: unknown);
     `limits`: those of the run's settings; `late_ms`: streams whose writer is late, and by how much at most;
-    `slowed`: workers and links that faults slowed down."""
+    `report_ms`: by worker, how late its engine's reports come at most; `slowed`: workers and links that
+    faults slowed down."""
 
     given_bytes: int | None = None
     stopped: Sequence[tuple[str, int]] = ()
@@ -126,6 +127,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     strikes: Sequence[Strike] | None = None
     limits: ServiceLimits | None = None
     late_ms: Mapping[str, int] = {}
+    report_ms: Mapping[str, int] = {}
     slowed: Slowed = Slowed()
 
 
@@ -157,6 +159,7 @@ def violations(
             away=known.away,
             strikes=known.strikes or (),
             limits=known.limits,
+            report_ms=known.report_ms,
         ),
         "I19": partial(
             i19_engine_stops.check,

@@ -14,7 +14,7 @@ from relume.chaos.runner import artifacts, run_statistics
 from relume.chaos.runner.judge import Verdict, _known, judge
 from relume.chaos.runner.report import verdict_text
 from relume.chaos.scenario.catalogue import FIGURES
-from relume.chaos.scenario.language import Bound, Fault, When
+from relume.chaos.scenario.language import Bound, Disorder, Fault, When
 from relume.chaos.scenario.schedule import PlannedFault, expand
 from relume.chaos.validators import CHECKS
 from relume.chaos.validators.records import Log, events_of
@@ -149,6 +149,14 @@ def test_slow_links_to_gateways_that_struck_are_known(good: Outcome) -> None:
     fired = [FiredFault(name=name, what="link-slow", target="w0", at_ns=1) for name in "ab"]
     run = replace(good, schedule=replace(good.schedule, faults=tuple(slow)), fired=tuple(fired))
     assert _known(run, Log([])).slowed.link_ms == 300
+
+
+def test_it_is_known_how_late_reports_of_engines_come(good: Outcome) -> None:
+    disorder = Disorder(report_delay_ms=3000, late_writer="w1", late_writer_ms=200)
+    fleet = replace(good.scenario.fleet, disorder=disorder)
+    run = replace(good, scenario=replace(good.scenario, fleet=fleet))
+    expected = {"w0": 3000, "w1": 3400, "w2": 3000, "w3": 3000}
+    assert _known(run, Log([])).report_ms == expected
 
 
 def test_workers_that_are_cut_from_gateways_are_known(good: Outcome) -> None:

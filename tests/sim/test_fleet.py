@@ -13,12 +13,14 @@ import pytest
 from relume.chaos.runner.judge import judge
 from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.language import Burst, Fault, Fixed, Fleet, Scenario, Traffic, When
-from relume.chaos.sim.sim_fleet import Settings, SimFleet, digest, run
+from relume.chaos.sim.sim_fleet import Settings, SimFleet, at_rest, digest, run
 from relume.chaos.sim.world.throttle import PERIOD_S, Throttle
 from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from relume.chaos.validators import check_all
-from relume.chaos.validators.records import events_of
-from relume.events.vocabulary import AdminCommanded, EngineReady
+from relume.chaos.validators.records import events_of, log_of
+from relume.events.vocabulary import AdminCommanded, EngineReady, WorkerLost
+from relume.events.vocabulary.enums import EnginePhase
+from tests.policies.story import Story, died
 
 SCENARIOS = (
     "calm",
@@ -101,6 +103,36 @@ def test_a_run_is_at_rest_when_what_was_said_in_an_outage_is_in_the_log():
     )
     verdict = judge(run(scenario, 1))
     assert (verdict.result, verdict.why) == ("passed", ())
+
+
+def test_a_run_is_at_rest_without_a_worker_that_a_damaged_segment_keeps_away():
+    """Composed 160600: its engine's death came into the log before the damage, so it stayed dead there."""
+    scenario = Scenario(
+        name="gone",
+        about="A worker cannot come back.",
+        fleet=Fleet(workers=3, domains=3),
+        traffic=Traffic(arrivals=Burst(6, 1.0), lengths=Fixed(100, 100), requests=6),
+        faults=(
+            Fault(what="segment-damaged", when=When(at_s=3.0), target="w0"),
+            Fault(what="engine-kill", when=When(at_s=3.001), target="w0"),
+        ),
+    )
+    outcome = run(scenario, 0)
+    assert log_of(outcome.groups).end.workers["w0"].engine == EnginePhase.DEAD
+    assert outcome.drained
+
+
+def test_a_worker_that_is_back_or_whose_stream_is_sound_is_waited_for():
+    story = Story()
+    story.leader()
+    worker = story.worker()
+    assert at_rest(story.fleet, lambda _worker: False)
+    story.tell("w.w0", died())
+    assert not at_rest(story.fleet, lambda _worker: True), "its agent is there"
+    story.lapse("w.w0")
+    story.tell("fleet", WorkerLost("w0", worker.epoch, "lease lapsed"))
+    assert not at_rest(story.fleet, lambda _worker: False), "its agent will be"
+    assert at_rest(story.fleet, lambda worker: worker == "w0")
 
 
 def test_what_was_acknowledged_is_kept_and_looked_for():

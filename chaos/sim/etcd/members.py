@@ -302,13 +302,20 @@ class SimEtcd:
         if self.leader is None or not self._has_leader:
             return False
         keys = Keys(self.config.prefix)
-        folder = keys.stream(stream)
-        there = self.store.range(Range(key=folder, end=after_prefix(folder))).kvs
+        there = self._segments(stream)
         numbers = [keys.segment_of(kv.key)[1] for kv in there if kv.value != DAMAGED]
         key = keys.segment(stream, max(numbers, default=0) + ahead)
         put = Txn(compares=((key, 0, False),), puts=((key, DAMAGED, 0),), reads=(), otherwise=())
         self._propose(self.leader, "Txn", put, lambda _answer: None)
         return True
+
+    def is_damaged(self, stream: str) -> bool:
+        """Whether bytes that are no segment stand in a stream: no writer begins there again."""
+        return any(kv.value == DAMAGED for kv in self._segments(stream))
+
+    def _segments(self, stream: str) -> Sequence[Any]:
+        folder = Keys(self.config.prefix).stream(stream)
+        return self.store.range(Range(key=folder, end=after_prefix(folder))).kvs
 
     def jump(self, seconds: float) -> None:
         """The leader's clock jumps forward: leases have so much less time left."""

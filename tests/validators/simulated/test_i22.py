@@ -171,6 +171,19 @@ def test_one_beside_an_idle_engine_is_named() -> None:
     assert found(story(5, 429), known, limits=limits) == ""
 
 
+@pytest.mark.parametrize(("idle_s", "fine"), [(3.9, True), (4.1, False)])
+def test_reports_that_are_under_way_keep_an_engine_busy(idle_s: float, fine: bool) -> None:
+    """Composed 160341: reports came 3 s late, and a client that was away let no replica write the
+    end of its request."""
+    calls = {f"q{n}": ClientCall(gateway="r.r0", ended_ns=99 * NS) for n in range(2, 6)}
+    since_ns = round((20 - idle_s) * NS)
+    known = truth(429, 20, calls=calls, idle={"w0": [(0, False), (since_ns, True)]})
+    limits = limits_of({"requests": 4})
+    assert "w0 had no request" in found(story(20, 429), known, limits=limits)
+    assert "w0 had" in found(story(20, 429), known, limits=limits, report_ms={"w1": 3000})
+    assert (found(story(20, 429), known, limits=limits, report_ms={"w0": 3000}) == "") is fine
+
+
 def test_a_failure_without_a_fault_is_named() -> None:
     assert "0 of its attempts" in found(story(0.1, 502, failures=4), truth(502))
 

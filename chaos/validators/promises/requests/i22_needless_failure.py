@@ -15,7 +15,8 @@ failure without an explanation breaks the promise.
   away: the stream runs at another one, which cannot be asked.
 - 429: it waited for the whole time in the queue, or the queue was full, or the share of its tenant.
   At most so many wait as were sent to its replica, had no answer, and were taken by no engine. It is
-  needless if an engine that no fault had struck had no request for `IDLE_MS` before and after.
+  needless if an engine that no fault had struck had no request for `IDLE_MS` before and after, and
+  before that for as long as the run delays its reports.
 - 503 to a client that returned: its gateway was killed, and its worker struck; however long ago, if it
   was sampled without a seed.
 - Any error: faults ended its attempts, or effects restarted their engines. If it could continue
@@ -92,9 +93,11 @@ def check(
     away: Collection[str] = (),
     strikes: Sequence[Strike] = (),
     limits: ServiceLimits | None = None,
+    report_ms: Mapping[str, int] | None = None,
 ) -> list[Violation]:
     """Needless failures. `began_ms`: wall time of the run's start; `away`: workers that a fault
-    kept from gateways; `limits`: those of the run's settings."""
+    kept from gateways; `limits`: those of the run's settings; `report_ms`: by worker, how late the
+    run lets its reports come at most."""
     if truth is None:
         return []
     log = log_of(groups)
@@ -102,6 +105,7 @@ def check(
         truth, began_ms, away, strikes, limits or limits_of({}), _degraded(log), _restarted(log)
     )
     rules.landed_ms = _landed(log)
+    rules.report_ms = report_ms or {}
     return [
         Violation(PROMISE, client.request, text)
         for client, course in of_clients(courses(log), clients)
@@ -134,6 +138,8 @@ class _Rules:
         self._queue = _Queue(truth)
         self.landed_ms: Mapping[int, int] = {}
         """When the log had each revision, at the earliest."""
+        self.report_ms: Mapping[str, int] = {}
+        """By worker, how late its reports come: until then no replica can know that it is idle."""
 
     def needless(self, call: ClientCall, course: Course | None) -> Iterator[str]:
         """Why its error was needless; nothing: it was not."""
@@ -183,10 +189,10 @@ class _Rules:
     def _not_full(self, call: ClientCall) -> Iterator[str]:
         at_ns, at_ms, limits = call.ended_ns, self._ms(call.ended_ns), self._limits
         waited_ms = (at_ns - call.sent_ns) // MS
-        around_ns = IDLE_MS * MS
+        until_ns = at_ns + IDLE_MS * MS
         idle = [
             worker for worker in self._reachable
-            if self._truth.idled(worker, at_ns - around_ns, at_ns + around_ns)
+            if self._truth.idled(worker, at_ns - self._idle_ns(worker), until_ns)
             and not is_struck(self._strikes, (worker,), at_ms - FELT_MS, at_ms)
         ]  # fmt: skip
         if idle and not self._struck_replica(at_ms):
@@ -199,6 +205,10 @@ class _Rules:
         if waiting <= limits.requests and not is_shared:
             queue_use = f"{limits.requests} may wait, at most {waiting} did"
             yield f"it got {BUSY} after {waited_ms} ms; {queue_use}, of its tenant {of_tenant}"
+
+    def _idle_ns(self, worker: str) -> int:
+        """Time for which it must be idle until every replica knows."""
+        return (IDLE_MS + self.report_ms.get(worker, 0)) * MS
 
     # --- faults
 
