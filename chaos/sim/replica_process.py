@@ -17,8 +17,8 @@ from relume.chaos.sim.world.http_transport import standing_in
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
+from relume.events.etcd.reader.log_reader import EtcdReader
 from relume.events.log.errors import LogError, first_cause
-from relume.events.log.interface import LogReader
 from relume.policies.state.fleet import Fleet
 
 RESTART_S = 1.0
@@ -35,7 +35,7 @@ class Log(Protocol):
         """A StreamWriter to enter."""
         ...
 
-    def reader(self, process: Process) -> LogReader:
+    def reader(self, process: Process) -> EtcdReader:
         """A reader of the whole log."""
         ...
 
@@ -139,12 +139,11 @@ class Plane:
             f"r.{self.name}", process, wait_s=self._takeover_s, gather_s=GATHER_S
         )
         async with opening as writer:
+            reader = self._log.reader(process)
             replica = Replica(
-                self._config,
-                self._log.reader(process),
-                writer,
-                lambda stream: self._log.writer(stream, process),
+                self._config, reader, writer, lambda stream: self._log.writer(stream, process)
             )
+            reader.on_damage = replica.damaged.note
             await replica.catch_up()
             gateway = SimGateway(replica.scheduler, self._wires, process)
             await gateway.start()

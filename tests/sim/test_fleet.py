@@ -18,7 +18,7 @@ from relume.chaos.sim.world.throttle import PERIOD_S, Throttle
 from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from relume.chaos.validators import check_all
 from relume.chaos.validators.records import events_of, log_of
-from relume.events.vocabulary import AdminCommanded, EngineReady, WorkerLost
+from relume.events.vocabulary import AdminCommanded, EngineReady, SegmentSkipped, WorkerLost
 from relume.events.vocabulary.enums import EnginePhase
 from tests.policies.story import Story, died
 
@@ -120,6 +120,8 @@ def test_a_run_is_at_rest_without_a_worker_that_a_damaged_segment_keeps_away():
     outcome = run(scenario, 0)
     assert log_of(outcome.groups).end.workers["w0"].engine == EnginePhase.DEAD
     assert outcome.drained
+    skipped = [e.event for e in events_of(outcome.groups) if type(e.event) is SegmentSkipped]
+    assert [event.stream for event in skipped] == ["w.w0"], "the leader says so once"
 
 
 def test_a_worker_that_is_back_or_whose_stream_is_sound_is_waited_for():
