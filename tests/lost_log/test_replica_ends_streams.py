@@ -1,4 +1,5 @@
-"""A replica whose log is gone from etcd: its open streams end as if nothing had happened."""
+"""A replica whose log is gone from etcd: its open streams end as if nothing had happened, also when a
+new log begins meanwhile."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from relume.controlplane.replica.serve import _explain, _is_log_lost
 from relume.events import vocabulary as v
 from relume.events.etcd.errors import LogWentBack
 from relume.events.etcd.factory import EtcdLog
+from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import (
     BrokenChain,
     Compacted,
@@ -49,6 +51,18 @@ def ready(engine: Engine) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+async def begin_log(etcd: EtcdServer, log: EtcdLog, folder: Path) -> None:
+    """As an operator does, once the replica says that its log is gone."""
+    while '"log_replaced_streams_continue"' not in (folder / "serve.log").read_text():
+        await asyncio.sleep(0.05)
+    former = await Maintenance(log.client).identity() or "none"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "relume.controlplane.cli.relume_command", "log", "begin",
+        "--etcd", etcd.endpoints[0], "--archive-dir", str(folder / "archive"), "--replace", former,
+    )  # fmt: skip
+    assert await process.wait() == 0
+
+
 @pytest.mark.parametrize("restored", [True, False])
 async def test_streams_end_well_and_the_replica_exits_with_the_remedy(
     etcd: EtcdServer, tmp_path: Path, restored: bool
@@ -78,7 +92,11 @@ async def test_streams_end_well_and_the_replica_exits_with_the_remedy(
                         while not engine.seen:
                             await asyncio.sleep(0.05)
                         etcd.restore()
-                        answer = await client.answer()
+                        reading = asyncio.create_task(client.answer())
+                        if restored:
+                            await begin_log(etcd, log, tmp_path)
+                            assert not reading.done(), "the stream ended before the new log began"
+                        answer = await reading
                     assert answer.complete and answer.body == WANT, output.read_text()
                     assert await process.wait() == 1
             finally:
