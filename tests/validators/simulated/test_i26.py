@@ -203,6 +203,20 @@ def test_what_its_engine_has_finished_needs_none(attempt: int, is_fine: bool, ea
     assert (found(log) == "") is is_fine
 
 
+@pytest.mark.parametrize(("lost", "is_fine"), [("w0", True), ("w2", False)])
+def test_nothing_is_due_while_the_log_has_lost_its_worker(lost: str, is_fine: bool) -> None:
+    """Composed 162144: its agent was cut from etcd, and its engine's last report came much later."""
+    log = short()
+    log.tell("w.w1", daemon("w1"))
+    log.tell("w.w2", daemon("w2"))
+    log.tell("r.r0", chosen("q1", "w1"))
+    log.tell("fleet", v.WorkerLost(lost, 1, "lease lapsed"))
+    log.tell("w.w1", v.StateDaemonLost("w1", "b", "killed"))
+    log.at_ms += 5000
+    log.tell("r.r0", ended())
+    assert (found(log) == "") is is_fine
+
+
 @pytest.mark.parametrize(
     ("after_ms", "struck", "is_fine"), [(400, "", True), (5000, "", False), (5000, "w0", True)]
 )

@@ -6,7 +6,7 @@ the same, with its reason.
 
 Exceptions: within the bound the request ended, its engine finished it, it lost its attempt or changed
 its replica, or the same host had a new state daemon; its replica was struck by a fault, or the log was
-away; no state daemon was left.
+away; no state daemon was left; the log had lost its worker, and nothing says what its engine still runs.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ BOUND_MS = 500
 
 
 class _Placed(Struct, kw_only=True):
-    """A request that runs. `due_ms`: by when it needs another choice (0: it does not); `lost`: the
+    """A request that runs, on `worker`. `due_ms`: by when it needs another choice (0: it does not); `lost`: the
     holder that it lost."""
 
     stream: str
+    worker: str
     attempt: int
     holders: tuple[str, ...]
     due_ms: int = 0
@@ -53,14 +54,17 @@ def missing_holders(
                 yield event.request, _missing(placed, at.at_ms)
             if kind is v.HolderChosen and (event.request, event.attempt) not in finished:
                 running[event.request] = _Placed(
-                    stream=at.stream, attempt=event.attempt, holders=event.holders
+                    stream=at.stream,
+                    worker=event.primary,
+                    attempt=event.attempt,
+                    holders=event.holders,
                 )
         elif kind is v.EngineStep:
             for request, placed in _finished(running, finished, event):
                 if _is_missing(placed, at, strikes, late_ms):
                     yield request, _missing(placed, at.at_ms)
-        elif kind is v.ReplicaStarted:
-            running = {name: one for name, one in running.items() if one.stream != at.stream}
+        elif kind in (v.ReplicaStarted, v.WorkerLost):
+            running = {name: one for name, one in running.items() if not _is_unknown(one, at)}
         elif kind is v.StateDaemonStarted:
             up.add(event.worker)
             _regain(running, event.worker, max(at.at_ms, now_ms))
@@ -71,6 +75,14 @@ def missing_holders(
 
 _LEAVES = (v.RequestEnded, v.TransportObserved, v.ClientReturned)
 """Events after which the attempt does not run at this replica."""
+
+
+def _is_unknown(placed: _Placed, at: Entry) -> bool:
+    """Whether nothing says from here on what runs there: another boot of its replica began, or the log
+    lost its worker."""
+    if type(at.event) is v.WorkerLost:
+        return placed.worker == at.event.worker
+    return placed.stream == at.stream
 
 
 def _missing(placed: _Placed, at_ms: int) -> str:
