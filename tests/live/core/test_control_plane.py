@@ -19,6 +19,8 @@ from relume.events import vocabulary as v
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader.scan import Scan
 from relume.events.failpoints.points import Failpoint
+from relume.events.log.entries import entries
+from relume.policies.crosscheck.check_settings import CrossCheckConfig
 from tests.live.conftest import HANG_S, read_log, same, whole
 from tests.live.core.core_fleet import CORE, CoreFleet
 from tests.live.resuming import Reader
@@ -45,6 +47,39 @@ async def test_etcd_away_longer_than_the_leases_changes_nothing(fleet: CoreFleet
     await fleet.until_ended([*struck, *late])
     assert {w["name"]: w["incarnation"] for w in await fleet.fleet.workers()} == before
     assert [e for e in await fleet.events() if type(e) is v.WorkerLost] == []
+
+
+async def test_what_etcd_acknowledged_outlives_its_kill(fleet: CoreFleet) -> None:
+    """Each answer to an operator names the revision at which the log has it."""
+    calm = await fleet.calm(4, 96)
+    usual = CrossCheckConfig().share_ppm
+    answers, values = [], (usual + 2, usual + 1, usual)
+
+    async def kill(streams: dict[str, Stream]) -> None:
+        await point.reached()
+        await fleet.open_all()
+        for value in values:
+            body = {"key": "crosscheck.share_ppm", "value": str(value)}
+            answers.append(await fleet.fleet.admin("config", "PUT", body=body))
+        etcd = fleet.fleet.children["etcd"]
+        etcd.kill()
+        await asyncio.to_thread(etcd.process.wait)
+        fleet.fleet.restart("etcd")
+        await point.release()
+
+    async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=20) as point:
+        struck = await fleet.streams(4, 96, fleet.named("etcd-killed"), kill)
+    assert not whole(struck)
+    assert same(calm, struck) == []
+    assert [answer["state"] for answer in answers] == ["decided"] * 3
+    await fleet.until_ended(struck)
+    there = {
+        (e.revision, e.event.key, e.event.value)
+        for e in entries(await read_log(fleet.etcd))
+        if type(e.event) is v.ConfigChanged
+    }
+    for value, answer in zip(values, answers, strict=True):
+        assert (answer["revision"], "crosscheck.share_ppm", str(value)) in there
 
 
 async def test_a_damaged_segment_of_one_workers_stream_ends_no_replica(fleet: CoreFleet) -> None:
@@ -76,9 +111,11 @@ async def test_a_damaged_segment_of_one_workers_stream_ends_no_replica(fleet: Co
     (found,) = await check_segments(fleet.etcd)
     command, _, then = found.remedy.partition("; ")
     assert then == "then restart the agent, and relume trust w2"
-    await fleet.etcd.client.delete(command.removeprefix("etcdctl del ").encode())
-    agent = fleet.fleet.children["w2"]
+    agent = fleet.fleet.children[
+        "w2"
+    ]  # it ends when it comes to that key, which is 5 segments ahead
     await asyncio.to_thread(agent.process.wait, HANG_S)
+    await fleet.etcd.client.delete(command.removeprefix("etcdctl del ").encode())
     fleet.fleet.restart("w2")
     await fleet.until_ready("w2", before["incarnation"] + 1)
     answer = await fleet.fleet.admin("workers/w2/trust", "POST")
