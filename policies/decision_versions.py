@@ -37,13 +37,14 @@ DECISION_VERSIONS: dict[str, int] = {
     "cross_check": 1,
     "degradation": 1,
     "spares": 2,
+    "rollout": 2,
 }
 """`route.P`: the worker that policy P chooses. `first_token`: the time predicted for it.
 `mode`: how the attempt continues what the client has.
 `admission`: which requests wait, which is next, which are refused. `leader`: the leader's
 duties. `cross_check`: which finished requests another engine answers again, and which engine.
 `degradation`: the level of each model; which arrivals are refused by it.
-`spares`: which workers are spares."""
+`spares`: which workers are spares. `rollout`: the steps of a rolling restart."""
 
 RETAKEN: dict[str, dict[int, str]] = {
     "route.least_load": {
@@ -70,6 +71,7 @@ RETAKEN: dict[str, dict[int, str]] = {
         10: "does not judge by the time of canaries; prefix caches keep blocks of a corrupt worker",
     },
     "spares": {1: "decides again what is written and not yet folded"},
+    "rollout": {1: "goes on past workers whose host is lost"},
 }
 """Older versions of which this build still has the rule, and in what each differs from the next."""
 

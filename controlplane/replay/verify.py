@@ -535,6 +535,7 @@ _KINDS: dict[type, str] = {
     v.CanaryValuesDecided: "health",
     v.DegradationDecided: "degradation",
     v.SparesDecided: "spares",
+    v.RolloutDecided: "rollout",
 }
 """By which version a leader decides what is not among its duties (`leader`)."""
 

@@ -9,9 +9,12 @@ from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import RolloutStage
+from relume.policies.agreement import decided_for_all
 from relume.policies.rollout.rollout_state import Rollout
 from relume.policies.state.fleet import Fleet, Leaving
 
+VERSION = "version.rollout"
+"""The setting by which replicas record that they wait for lost hosts."""
 DRAIN_TICKS = 120
 """Time for which requests may leave a worker, unless the operator says another."""
 ENDED = (RolloutStage.DONE, RolloutStage.CANCELLED)
@@ -44,7 +47,7 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.RolloutDecided) 
                 worker.rolling = UNSET
         rollout.workers = {}
         if event.stage in ENDED:
-            rollout.todo = []
+            rollout.todo, rollout.lost = [], UNSET
 
 
 def _begin(fleet: Fleet, event: v.RolloutDecided) -> None:
@@ -73,4 +76,41 @@ def _drain(fleet: Fleet, rollout: Rollout, names: tuple[str, ...]) -> None:
     rollout.todo = [name for name in rollout.todo if name not in (*names, *gone)]
 
 
-HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {v.RolloutDecided: _on_decided}
+def lost_hosts(rollout: Rollout) -> list[str]:
+    """Workers of its model whose host was lost since it began, and is not back."""
+    return [] if isinstance(rollout.lost, UnsetType) else rollout.lost
+
+
+def _on_lost(fleet: Fleet, stream: str, epoch: int, event: v.WorkerLost) -> None:
+    rollout, worker = active(fleet), fleet.workers.get(event.worker)
+    if rollout is None or worker is None or worker.present or worker.model != rollout.model:
+        return
+    if decided_for_all(fleet, VERSION):
+        rollout.lost = sorted({*lost_hosts(rollout), worker.name})
+
+
+def _on_back(fleet: Fleet, stream: str, epoch: int, event: Any) -> None:
+    """The worker's agent writes again: it is there, or it says that it leaves."""
+    _not_lost(fleet, stream[2:])
+
+
+def _on_forgotten(fleet: Fleet, stream: str, epoch: int, event: v.WorkerForgotten) -> None:
+    if event.worker not in fleet.workers:
+        _not_lost(fleet, event.worker)
+
+
+def _not_lost(fleet: Fleet, name: str) -> None:
+    rollout = active(fleet)
+    if rollout is not None and name in lost_hosts(rollout):
+        rollout.lost = [other for other in lost_hosts(rollout) if other != name] or UNSET
+
+
+HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
+    v.RolloutDecided: _on_decided,
+    v.WorkerLost: _on_lost,
+    v.WorkerRegistered: _on_back,
+    v.StreamResumed: _on_back,
+    v.WorkerDeregistered: _on_back,
+    v.WorkerForgotten: _on_forgotten,
+}
+"""To be called after those that say which workers are there."""

@@ -9,7 +9,9 @@ where the last one stopped, and replay takes each decision again.
 - Their engines are restarted when nothing runs there, or when the time to drain is over.
 - An engine is checked when it is ready: it has to answer a canary rightly, where canaries were sent
   to the one before.
-- Then they get requests again. The next step waits while a worker of the model is unwell.
+- Then they get requests again. The next step waits while a worker of the model is unwell, or its host
+  was lost since the rollout began: the restart may be what hosts do not survive. So does a step of which
+  a host was lost. A worker that says that it leaves is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.health.open_workers import is_open
 from relume.policies.migration.migration_settings import config_of
-from relume.policies.rollout.rollout_records import active
+from relume.policies.rollout.rollout_records import active, lost_hosts
 from relume.policies.rollout.rollout_state import Rollout
 from relume.policies.state.fleet import Fleet, OpenCommand, Worker
 
@@ -64,8 +66,8 @@ def owed(fleet: Fleet) -> list[Any]:
     rollout = active(fleet)
     if rollout is None:
         return []
-    found = _STAGES[rollout.stage](fleet, rollout)
-    if found:
+    waits = any(name in rollout.workers for name in _away(fleet, rollout))
+    if not waits and (found := _STAGES[rollout.stage](fleet, rollout)):
         return found
     reason = _obstacle(fleet, rollout)
     if reason == rollout.paused:
@@ -167,15 +169,24 @@ def _obstacle(fleet: Fleet, rollout: Rollout) -> str:
     """Why the next step waits; empty if it does not."""
     late = fleet.tick - rollout.since > RETURN_TICKS
     if rollout.stage not in (RolloutStage.BEGUN, RolloutStage.RETURNED):
+        if away := [name for name in _away(fleet, rollout) if name in rollout.workers]:
+            return f"{', '.join(away)}: host lost"
         names = ", ".join(rollout.workers)
         return f"{names}: not back after {RETURN_TICKS} ticks" if late and names else ""
     unwell = [why for w in fleet.workers.values() if (why := _unwell(w, rollout.model))]
+    unwell += [f"{name}: host lost" for name in _away(fleet, rollout)]
     if unwell:
         return "; ".join(sorted(unwell))
     todo = [w for name in rollout.todo if (w := fleet.workers.get(name)) and w.present]
     if todo and not _step(fleet, rollout, todo):
         return f"too few workers of {rollout.model} would stay open without {todo[0].name}"
     return ""
+
+
+def _away(fleet: Fleet, rollout: Rollout) -> list[str]:
+    """Workers whose hosts were lost, and that no operator drains."""
+    found = (fleet.workers.get(name) for name in lost_hosts(rollout))
+    return [w.name for w in found if w is not None and not w.draining]
 
 
 def _unwell(worker: Worker, model: str) -> str:

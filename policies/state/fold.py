@@ -377,7 +377,6 @@ _HANDLERS: dict[type, evidence.Handler] = {
     **departed_workers.HANDLERS,
     **stream_resumption.HANDLERS,
     **coverage.HANDLERS,
-    **rollout_records.HANDLERS,
     **feature_level.HANDLERS,
     **unreadable.HANDLERS,
 }
@@ -395,5 +394,6 @@ for _kind, _also in (
     *evidence.HANDLERS.items(),
     *decisions.HANDLERS.items(),
     *spare_decisions.HANDLERS.items(),
+    *rollout_records.HANDLERS.items(),
 ):
     _HANDLERS[_kind] = _then(_HANDLERS[_kind], _also) if _kind in _HANDLERS else _also

@@ -167,6 +167,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "9e28ba48b13d018e80e76e0c509c944f771a8ebfb52b52e3dfd5682df1065199",
         (v.HealthDecided, v.CanaryValuesDecided, v.EngineDied),
     ),
+    "rollout-host-lost": (
+        "7347a4cb98d1d41429df3b3d7099f45fd335d7be24ffa178db0c94cdf31f5656",
+        (v.RolloutDecided, v.WorkerLost, v.StreamResumed),
+    ),
     "slow-canaries": (
         "25fdeb225944f5acd2b1723e0b15ad166481a5b6801ff9115816f685393545e2",
         (v.HealthDecided, v.CanaryReported),

@@ -28,6 +28,7 @@ from relume.policies.checkpoints import placement
 from relume.policies.health import canary_pace, judgement
 from relume.policies.liveness import overdue, stall
 from relume.policies.migration import moves
+from relume.policies.rollout import rollout_steps
 from relume.policies.routing import choose_worker
 from tests.replay import frozen
 from tests.replay.tamper import dropped, places, swapped
@@ -161,6 +162,10 @@ def lonely(old: Callable[..., set[str]]) -> Callable[..., set[str]]:
     return lambda *_: set()
 
 
+def nowhere(old: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    return lambda *_: []
+
+
 def tolerant(old: Callable[..., bool]) -> Callable[..., bool]:
     return lambda *_: False
 
@@ -195,6 +200,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "who waits": (judgement.Review, "_with_probes_for", lonely, "who-probes"),
     "who ends a quarantine": (answers, "is_witnessed", lenient, "damaged-weights"),
     "which idle worker is slow": (canary_pace, "SLOW_CANARIES", 2, "slow-canaries"),
+    "hosts that hold up a rollout": (rollout_steps, "_away", nowhere, "rollout-host-lost"),
     "who may use a spare": ("routing.saturation", "takes_spares", lenient, "batch-passes"),
     "what a spare takes": ("routing.saturation", "BATCH_RANK", 0, "batch-spares"),
     "recovery mode": ("recovery.resume_mode", "MODES", starting_anew, "recoveries"),

@@ -278,3 +278,87 @@ def test_a_worker_that_is_gone_is_left_out() -> None:
     fleet.again("w0")
     fleet.healthy_ticks(3)
     assert fleet.told[-1] == ("draining", ("w2",))
+
+
+def drained_by_operator() -> v.AdminCommanded:
+    return v.AdminCommanded(command_id="d", principal="ann", command="drain", target="w2")
+
+
+def lose(fleet: RollingFleet, name: str) -> None:
+    """Its host is gone: nothing comes from there, and its lease lapses."""
+    fleet.lapse(f"w.{name}")
+    fleet.tell("fleet", v.WorkerLost(name, fleet.fleet.workers[name].epoch, "lease lapsed"))
+
+
+def comes_back(fleet: RollingFleet, name: str, incarnation: int) -> None:
+    fleet.own(f"w.{name}")
+    fleet.tell(
+        f"w.{name}",
+        v.WorkerRegistered(worker=name, domain=name, agent_pid=8),
+        v.EngineStarted(name, incarnation, 102, 1),
+        ready(name, incarnation),
+    )
+
+
+@pytest.mark.parametrize("ticks", [1, 3], ids=["draining", "restarting"])
+def test_a_step_waits_for_a_host_that_is_lost(ticks: int) -> None:
+    """A restart that hosts do not survive takes one host."""
+    fleet = RollingFleet("a", "b", "c")
+    fleet.command()
+    fleet.healthy_ticks(ticks)
+    reached = fleet.told[-1]
+    lose(fleet, "w0")
+    fleet.healthy_ticks(5)
+    assert fleet.stages[-1].stage == RolloutStage.PAUSED
+    assert fleet.stages[-1].reason == "w0: host lost"
+    assert fleet.told[-2] == reached
+    comes_back(fleet, "w0", 2)
+    fleet.healthy_ticks(6)
+    assert ("draining", ("w1",)) in fleet.told
+
+
+def test_the_next_step_waits_for_a_host_that_was_restarted_and_is_lost() -> None:
+    fleet = RollingFleet("a", "b", "c")
+    fleet.command()
+    fleet.healthy_ticks(3)
+    fleet.again("w0")
+    lose(fleet, "w0")
+    fleet.healthy_ticks(5)
+    assert fleet.told[-1][0] == "paused" and "w0: host lost" in fleet.stages[-1].reason
+    assert [stage for stage, _ in fleet.told].count("draining") == 1
+
+
+@pytest.mark.parametrize("how", ["drained", "leaves", "forgotten", "cancelled", "before"])
+def test_a_lost_host_holds_up_no_rollout_for_ever(how: str) -> None:
+    fleet = RollingFleet("a", "b", "c")
+    if how == "before":
+        lose(fleet, "w2")
+    fleet.command()
+    fleet.healthy_ticks(3)
+    if how != "before":
+        lose(fleet, "w2")
+    if how == "drained":
+        fleet.tell("r.r0", drained_by_operator())
+    elif how == "leaves":
+        fleet.tell("w.w2", v.WorkerDeregistered("w2", "agent stopped"))
+    elif how == "forgotten":
+        fleet.tell("fleet", v.WorkerForgotten("w2", fleet.fleet.workers["w2"].epoch))
+    elif how == "cancelled":
+        fleet.command("cancel_rollout", "c2")
+        fleet.command(name="c3")
+        fleet.healthy_ticks(3)
+        assert fleet.told[-1] == ("restarting", ("w0",))
+    fleet.again("w0")
+    fleet.healthy_ticks(5)
+    assert fleet.told[-1][1] == ("w1",)
+
+
+def test_replicas_of_an_earlier_build_follow_the_earlier_rule() -> None:
+    fleet = RollingFleet("a", "b", "c")
+    fleet.tell("r.r1", replica_started("r1"))
+    fleet.command()
+    fleet.healthy_ticks(3)
+    fleet.again("w0")
+    lose(fleet, "w0")
+    fleet.healthy_ticks(4)
+    assert ("draining", ("w1",)) in fleet.told

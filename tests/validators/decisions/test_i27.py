@@ -108,3 +108,25 @@ def test_a_cancelled_one_returns_what_it_has(story: Story) -> None:
     story.tell("fleet", stage(RolloutStage.CANCELLED, "w0"))
     story.tell("fleet", stage(RolloutStage.DRAINING, "w2"))
     assert found(story) == []
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_step_beside_a_lost_host_is_found(story: Story, back: bool) -> None:
+    story.tell("fleet", stage(RolloutStage.BEGUN, "w0", "w1", "w2"))
+    story.lapse("w.w2")
+    story.tell("fleet", v.WorkerLost("w2", story.fleet.workers["w2"].epoch, "lease lapsed"))
+    story.healthy_ticks(1)
+    if back:
+        story.tell("w.w2", v.WorkerRegistered(worker="w2", domain="b", agent_pid=8))
+        story.healthy_ticks(1)
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0", "w1"))
+    assert ("w0, w1 drain while the host of w2 is lost" in found(story)) is not back
+
+
+def test_a_lost_worker_that_counts_as_back_is_found(story: Story) -> None:
+    story.tell("fleet", stage(RolloutStage.BEGUN, "w2"), stage(RolloutStage.DRAINING, "w2"))
+    story.lapse("w.w2")
+    story.tell("fleet", v.WorkerLost("w2", story.fleet.workers["w2"].epoch, "lease lapsed"))
+    story.healthy_ticks(1)
+    story.tell("fleet", stage(RolloutStage.RETURNED, "w2"))
+    assert found(story) == ["w2 counts as back while its host is lost"]

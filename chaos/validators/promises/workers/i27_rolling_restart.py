@@ -1,6 +1,6 @@
 """I27: a rolling restart takes one failure domain at a time, none while a worker of the model is
-unhealthy or quarantined, leaves a worker open, and gives requests to new engines alone, after their
-canaries if there are any.
+unhealthy or quarantined or its host was lost since the rollout began, leaves a worker open, and gives
+requests to new engines alone, after their canaries if there are any.
 
 Its leader decides from the log up to a tick: facts are those of the last tick before the decision.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from relume.chaos.validators.known_facts import EXCLUDED, STEP_OVER, KnownFacts, Standing
-from relume.chaos.validators.records import ClientRecord, Violation, events_of, log_of
+from relume.chaos.validators.records import ClientRecord, Entry, Violation, events_of, log_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import EnginePhase, RolloutStage
@@ -24,8 +24,9 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     walk, out = _Walk(log.known), []
     for at in events_of(log):
         event = at.event
+        walk.seen(at)
         if type(event) is v.Tick:
-            walk.tick = at.revision
+            walk.tick, walk.lost_then = at.revision, frozenset(walk.lost)
         elif type(event) is v.CanaryReported and not event.error:
             answers = walk.answered.setdefault(event.worker, {})
             answers.setdefault(event.incarnation, at.revision)
@@ -38,13 +39,29 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
 class _Walk:
     """`step`: workers of the present step and the incarnation of each that is to end; `answered`: by
     worker and incarnation, the revision of its first answer to a canary; `tick`: the revision of the
-    last tick."""
+    last tick; `lost`: workers whose hosts were lost since the rollout began, `lost_then` at that tick."""
 
     def __init__(self, known: KnownFacts) -> None:
         self._known = known
         self._step: dict[str, int] = {}
         self.answered: dict[str, dict[int, int]] = {}
         self.tick = 0
+        self.lost: set[str] = set()
+        self.lost_then: frozenset[str] = frozenset()
+
+    def seen(self, at: Entry) -> None:
+        """Hosts that are lost, and those that are back or left."""
+        kind = type(at.event)
+        if kind is v.WorkerLost:
+            if not self._known.workers[at.event.worker].standing.at(at.revision).present:
+                self.lost.add(at.event.worker)
+        elif kind in (v.WorkerRegistered, v.StreamResumed, v.WorkerDeregistered):
+            self.lost.discard(at.stream[2:])
+        elif kind is v.WorkerForgotten:
+            self.lost.discard(at.event.worker)
+        elif kind is v.RolloutDecided and at.event.stage == RolloutStage.BEGUN:
+            self.lost.clear()
+            self.lost_then = frozenset()
 
     def decided(self, event: v.RolloutDecided) -> list[str]:
         if event.stage == RolloutStage.DRAINING:
@@ -68,6 +85,8 @@ class _Walk:
         for name in self._known.workers:
             if state := self._unwell(name, event.model):
                 yield f"{', '.join(event.workers)} drain while {name} is {state}"
+            if self._is_lost(name, event.model):
+                yield f"{', '.join(event.workers)} drain while the host of {name} is lost"
         rest = [name for name in self._known.workers if name not in event.workers]
         leaves_open = any(self._is_open(name, event.model) for name in rest)
         if not leaves_open and any(self._is_open(name, event.model) for name in event.workers):
@@ -81,6 +100,10 @@ class _Walk:
             return ""
         return health.state if health.state in EXCLUDED else ""
 
+    def _is_lost(self, name: str, model: str) -> bool:
+        standing = self._standing(name)
+        return name in self.lost_then and standing.model == model and not standing.draining
+
     def _is_open(self, name: str, model: str) -> bool:
         standing = self._standing(name)
         health = self._known.workers[name].health.at(self.tick)
@@ -91,9 +114,11 @@ class _Walk:
         return serves and well and standing.model == model
 
     def _returns(self) -> Iterator[str]:
-        """Workers whose host is gone meanwhile are not judged."""
+        """Workers that left meanwhile are not judged."""
         for name, old in self._step.items():
             standing = self._standing(name)
+            if self._is_lost(name, standing.model):
+                yield f"{name} counts as back while its host is lost"
             if not standing.present:
                 continue
             if standing.incarnation <= old or standing.engine != EnginePhase.READY:
