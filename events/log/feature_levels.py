@@ -8,7 +8,8 @@ then no writer uses a tag or a field of a higher level: it asks for the level in
 `require` stops one that did not.
 
 A build that adds a tag or a field raises `LEVEL` by one, once per release, and names it there. All
-events before the first release are of the first level.
+events before the first release are of the first level. `tests/mixed_versions/levels` lists what each
+level has; a test fails if one changes.
 """
 
 from __future__ import annotations
