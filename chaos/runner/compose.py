@@ -12,7 +12,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from relume.chaos.runner.compose_disorder import late_records, paths_to_etcd, small_limits
+from relume.chaos.runner.compose_disorder import late_records, paths_to_etcd, rolled, small_limits
 from relume.chaos.scenario.catalogue import FAULTS, PHASES, FaultKind, applicable
 from relume.chaos.scenario.checks import HOLDERS, targets
 from relume.chaos.scenario.language import (
@@ -146,6 +146,8 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *late,
         *paths,
     )
+    if not (later or again or late or is_stuck):
+        fleet, traffic = rolled(seed, fleet, traffic, faults)
     fleet = small_limits(seed, fleet, traffic, faults, needs_blocks=bool(later or again))
     return Scenario(
         name=f"composed-{seed}",

@@ -61,6 +61,23 @@ def paths_to_etcd(seed: int, fleet: Fleet, traffic: Traffic, without: Collection
     return fleet_of, traffic_of, faults
 
 
+def rolled(
+    seed: int, fleet: Fleet, traffic: Traffic, faults: Sequence[Fault]
+) -> tuple[Fleet, Traffic]:
+    """In one of six seeds without other commands, an operator restarts the engines one after the
+    other, perhaps twice, and canaries check them or not."""
+    rng = Random(f"compose-rolled:{seed}")
+    commands = Commands(
+        each=(("rollout",),), every_s=round(rng.uniform(0.5, 4), 2), most=rng.choice((1, 2))
+    )
+    canary_s = rng.choice((0.0, 1.0, 2.0))
+    waits_for_effects = any(fault.when.during == "effect" for fault in faults)
+    if rng.random() >= 1 / 6 or fleet.workers < 3 or fleet.operator.each or waits_for_effects:
+        return fleet, traffic
+    rolled = replace(fleet, operator=commands, canary_s=fleet.canary_s or canary_s)
+    return rolled, _steady(fleet, traffic)
+
+
 def small_limits(
     seed: int, fleet: Fleet, traffic: Traffic, faults: Sequence[Fault], needs_blocks: bool
 ) -> Fleet:
