@@ -49,6 +49,19 @@ def test_i8_finds_a_daemon_that_takes_more_than_its_host_was_given() -> None:
     assert "given 999" in about(i8_budget.check(story.groups, [], given=999))
 
 
+@pytest.mark.parametrize(("now", "fine"), [(1300, True), (1200, False)])
+def test_i8_knows_a_budget_that_changed_while_the_daemon_ran(now: int, fine: bool) -> None:
+    """Composed 162342: it was small when an agent began, and came back to its size."""
+    story = hosts()
+    story.tell("w.w1", held("w1", "q1", 64), held("w1", "q2", 64))
+    story.tell("w.w1", reported("w1", memory_used=1150, memory_budget=now, shared=0))
+    assert (i8_budget.check(story.groups, [], given=1300) == []) is fine
+    story.tell("w.w1", reported("w1", memory_used=640, memory_budget=640, shared=0))
+    story.tell("w.w1", reported("w1", memory_used=641, memory_budget=640, shared=0))
+    assert "memory_used is 641, its budget 640" in about(i8_budget.check(story.groups, []))
+    assert "takes 1300" in about(i8_budget.check(story.groups, [], given=1299)) or not fine
+
+
 def test_i8_counts_the_file_and_starts_over_with_a_new_daemon() -> None:
     story = hosts()
     both = tuple(

@@ -4,7 +4,8 @@ domain while a worker of another domain is up.
 There are two accounts: each state daemon's report of its memory and its file, and the log's sum of
 acknowledgements. The second counts a shared block once per request, so it is compared only up to
 the first report with sharing. The budget is the one that the daemon reports, which must not exceed
-that of its host. Choices of holders are judged in `decisions.holder_choices`.
+that of its host. It can change while the daemon runs: between two reports the larger one holds. Choices
+of holders are judged in `decisions.holder_choices`.
 """
 
 from __future__ import annotations
@@ -59,9 +60,7 @@ class _Account:
             self._shares[event.worker] = False
             self._limit[event.worker] = event.budget_bytes
             self._files[event.worker] = event.file_bytes
-            if self._given is not None and event.budget_bytes > self._given:
-                text = f"takes {event.budget_bytes} bytes for its budget, given {self._given}"
-                self._add(event.worker, text)
+            self._check_given(event.worker, event.budget_bytes)
         elif type(event) is v.StateDaemonReported:
             self._reported(event)
         elif isinstance(event, v.CheckpointAcknowledged | v.CheckpointsAcknowledged):
@@ -71,7 +70,10 @@ class _Account:
 
     def _reported(self, event: v.StateDaemonReported) -> None:
         figures = dict(event.figures)
-        budget = self._limit.get(event.worker, 0)
+        known = self._limit.get(event.worker, 0)
+        now = figures.get("memory_budget", known)
+        self._check_given(event.worker, now)
+        budget = self._limit[event.worker] = max(known, now)
         for name in ("memory_used", "memory_resident"):
             if figures.get(name, 0) > budget:
                 self._add(event.worker, f"{name} is {figures[name]}, its budget {budget}")
@@ -81,6 +83,11 @@ class _Account:
             self._add(event.worker, f"file of {figures['file_used']} bytes, not {file_budget}")
         self._shares[event.worker] |= figures.get("shared", 0) > 0
         self._settle(event.worker)
+        self._limit[event.worker] = now
+
+    def _check_given(self, worker: str, budget: int) -> None:
+        if self._given is not None and budget > self._given:
+            self._add(worker, f"takes {budget} bytes for its budget, given {self._given}")
 
     def _settle(self, worker: str) -> None:
         """Compare the log's account since the last report."""
