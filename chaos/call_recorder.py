@@ -6,16 +6,26 @@ simulated etcd does. `judge_keys` judges the history of each key (`validators.li
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Set
 from typing import Any
 
 from msgspec import Struct
 
 from relume.chaos.sim.etcd.key_store import Range, Txn, range_of, txn_of
-from relume.chaos.validators.linearizability import NEVER, Judgement, KeyCall, Value, judge
+from relume.chaos.validators.linearizability import (
+    NEVER,
+    Judgement,
+    KeyCall,
+    Value,
+    judge,
+    without_implied,
+)
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
 from relume.events.log.errors import LogError, LogUnavailable
+
+Request = Txn | Range | tuple[bytes, bytes]
+"""A transaction, a read, or the (first key, end) of what is deleted."""
 
 
 class EtcdCall(Struct, kw_only=True):
@@ -23,17 +33,21 @@ class EtcdCall(Struct, kw_only=True):
 
     client: str
     begun: float
-    request: Txn | Range | tuple[bytes, bytes]
+    request: Request
     answered: float = NEVER
     answer: Any = None
 
 
 class CallRecorder:
-    """Records the calls of clients, by a clock that all of them share."""
+    """Records the calls of clients that concern owner keys or manifests under `prefix`, by a clock that
+    all of them share."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], prefix: str) -> None:
         self.calls: list[EtcdCall] = []
         self._now = now
+        keys = Keys(prefix)
+        self._owned = keys.own
+        self._folders = keys.own, keys.snap
 
     def watch(self, client: EtcdClient, name: str) -> None:
         """Record the calls of `client` from now on."""
@@ -41,7 +55,7 @@ class CallRecorder:
 
         async def recorded(method: str, request: Any, *args: Any, **options: Any) -> Any:
             found = _request(method, request)
-            if found is None:
+            if found is None or not self._is_of_interest(found):
                 return await call(method, request, *args, **options)
             entry = EtcdCall(client=name, begun=self._now(), request=found)
             self.calls.append(entry)
@@ -57,23 +71,73 @@ class CallRecorder:
 
         client.call = recorded  # type: ignore[method-assign]  # of this client only
 
-    def judge_keys(self, prefix: str) -> dict[bytes, Judgement]:
+    def judge_keys(self) -> dict[bytes, Judgement]:
         """Owner keys and manifests that clients wrote, each with the judgement on its history."""
-        keys = Keys(prefix)
         written = {
             key
             for call in self.calls
             if type(call.request) is Txn
-            for key in (put[0] for put in call.request.puts)
-            if key.startswith((keys.own, keys.snap))
+            for key, *_ in call.request.puts
+            if key.startswith(self._folders)
         }
+        calls = self._by_key(written)
         return {
-            key: judge(list(history_of(key, self.calls)), is_leased=key.startswith(keys.own))
+            key: judge(
+                without_implied(history_of(key, calls[key])),
+                is_leased=key.startswith(self._owned),
+            )
             for key in sorted(written)
         }
 
+    def explained(self) -> dict[str, str | None]:
+        """As `GroundTruth.etcd_keys`."""
+        return {key.decode(): _why(found) for key, found in self.judge_keys().items()}
 
-def _request(method: str, request: Any) -> Txn | Range | tuple[bytes, bytes] | None:
+    def _by_key(self, written: Set[bytes]) -> dict[bytes, list[EtcdCall]]:
+        """The calls that name a key, or a range with it."""
+        found: dict[bytes, list[EtcdCall]] = {key: [] for key in written}
+        for call in self.calls:
+            for first, end in _named(call.request):
+                within = [key for key in written if first <= key < end] if end else (first,)
+                for key in within:
+                    of_key = found.get(key)
+                    if of_key is not None and not (of_key and of_key[-1] is call):
+                        of_key.append(call)
+        return found
+
+    def _is_of_interest(self, request: Request) -> bool:
+        one, other = self._folders
+        return any(
+            first.startswith(self._folders) or (first < one < end or first < other < end)
+            for first, end in _named(request)
+        )
+
+
+def _why(found: Judgement) -> str | None:
+    if found.is_possible is None:
+        return None
+    stuck = found.stuck
+    if stuck is None:
+        return ""
+    times = f"from {stuck.begun:.4f} s to {stuck.answered:.4f} s"
+    what = "read" if stuck.reads else "wrote" if stuck.put is not None else "compared"
+    return f"no order of the calls explains what {stuck.client} {what} {times}"
+
+
+def _named(request: Request) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and ranges that a request names, as (first, end); the end of a key is empty."""
+    if type(request) is Txn:
+        yield from ((key, b"") for key, *_ in request.compares)
+        yield from ((key, b"") for key, *_ in request.puts)
+        yield from ((key, b"") for key in request.drops)
+        yield from ((read.key, read.end) for read in (*request.reads, *request.otherwise))
+    elif type(request) is Range:
+        yield request.key, request.end
+    elif isinstance(request, tuple):
+        yield request
+
+
+def _request(method: str, request: Any) -> Request | None:
     if method == "Txn":
         return request if type(request) is Txn else txn_of(request)
     if method == "Range":

@@ -35,7 +35,8 @@ def simulate(case: Case) -> Outcome:
     """Run it in virtual time."""
     from relume.chaos.sim import sim_fleet as fleet
 
-    return fleet.run(case.scenario, case.schedule.seed, schedule=case.schedule)
+    settings = fleet.Settings(judges_calls=True)
+    return fleet.run(case.scenario, case.schedule.seed, schedule=case.schedule, settings=settings)
 
 
 def live(case: Case, folder: Path | None) -> Outcome:

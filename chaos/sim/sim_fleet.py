@@ -15,6 +15,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
+from relume.chaos.call_recorder import CallRecorder
 from relume.chaos.outcome import Outcome
 from relume.chaos.scenario.language import Commands, Scenario
 from relume.chaos.scenario.schedule import Schedule, expand
@@ -60,13 +61,15 @@ SETTLED_S = 3.0
 class Settings(Struct, frozen=True, kw_only=True):
     """Settings that a scenario cannot express. `replica`: settings of control plane replicas.
     `assist`: hosts whose engines load draft for others; None: they do not. `spec`: host type instead
-    of the hardware class's. The run calls `watching` with the fleet before it starts."""
+    of the hardware class's. The run calls `watching` with the fleet before it starts. `judges_calls`:
+    record the calls to etcd, and judge them at the end (I5)."""
 
     workers: WorkerSettings = WorkerSettings()
     assist: Assist | None = None
     replica: ReplicaConfig | None = None
     spec: hosts.HostSpec | None = None
     watching: Callable[[SimFleet], None] | None = None
+    judges_calls: bool = False
 
 
 class SimFleet:
@@ -89,6 +92,8 @@ class SimFleet:
         self.schedule = schedule
         self.wires = wires
         self.etcd = SimEtcd(loop, self.wires, schedule.etcd, log_limits(fleet.limits))
+        if settings.judges_calls:
+            self.etcd.recorder = CallRecorder(loop.time, self.etcd.config.prefix)
         replica = settings.replica
         if fleet.waiting:
             waiting = msgspec.structs.replace(WaitingConfig(), **fleet.waiting)
@@ -350,6 +355,8 @@ def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
     lived = fleet.clients.histories(fleet.began_ns)
     truth = fleet.truth.end(fleet.hosts.values(), fleet.began_ns)
     truth.clock_ms = fleet.etcd.clock_ms
+    if fleet.etcd.recorder is not None:
+        truth.etcd_keys = fleet.etcd.recorder.explained()
     replicas = {plane.address: f"r.{name}" for name, plane in fleet.planes.items()}
     truth.calls = {name: call.known(replicas) for name, call in fleet.clients.calls.items()}
     return Outcome(

@@ -139,6 +139,7 @@ def violations(
         **CHECKS,
         "I1": partial(i1_one_terminal_event.check, truth=known.truth),
         "I2": partial(i2_identical_stream.check, corrupt=known.corrupt),
+        "I5": partial(i5_fencing_no_gap.check, truth=known.truth),
         "I8": partial(i8_budget.check, given=known.given_bytes),
         "I9": partial(i9_breakers.check, unkept=known.unkept),
         "I10": partial(

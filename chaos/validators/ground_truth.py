@@ -95,7 +95,9 @@ class GroundTruth(Struct, kw_only=True):
     `counted`: by stream, what replicas without
     unwritten events counted of their ends, and of tokens. The run began at `began_ns`.
     `clock_ms`: by (revision, stream) of a replica or the leader, the error of the writer's wall clock
-    from that segment on."""
+    from that segment on. `etcd_keys`: by owner key and manifest, why no order of the calls to
+    etcd explains what clients saw of it: empty if one does, None if the search gave up. None as a whole:
+    calls were not recorded."""
 
     reports: dict[str, dict[ReportKey, EngineLoad]] = field(default_factory=dict)
     held: dict[tuple[str, int], HeldBlocks] = field(default_factory=dict)
@@ -117,6 +119,7 @@ class GroundTruth(Struct, kw_only=True):
     finished: set[str] = field(default_factory=set)
     counted: dict[str, dict[str, int]] = field(default_factory=dict)
     clock_ms: dict[tuple[int, str], int] = field(default_factory=dict)
+    etcd_keys: dict[str, str | None] | None = None
 
     def served(self, worker: str, since_ns: int, until_ns: int, least_ns: int) -> bool:
         """Whether its engine served for `least_ns` on end in that time."""

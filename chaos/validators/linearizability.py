@@ -15,7 +15,7 @@ The search is exponential at worst. It gives up after `most` states, and says so
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -91,6 +91,33 @@ def judge(calls: Sequence[KeyCall], *, is_leased: bool, most: int = MOST_STATES)
         if not best >> number & 1 and call.answered < NEVER
     ]
     return Judgement(False, min(left, key=lambda call: call.answered))
+
+
+def without_implied(calls: Iterable[KeyCall]) -> list[KeyCall]:
+    """The calls without those that others imply, in any order. A create revision does not come back: if
+    one call found it before another one began, and a third found it after that one's answer, the one
+    between found it too. So of the thousands of appends of one epoch a few remain."""
+    found: list[KeyCall] = []
+    epochs: dict[int, list[KeyCall]] = {}
+    for call in calls:
+        if _finds_only_epoch(call):
+            epochs.setdefault(call.compares[0][0], []).append(call)
+        else:
+            found.append(call)
+    for same in epochs.values():
+        first = min(call.answered for call in same)
+        last = max(call.begun for call in same)
+        found.extend(call for call in same if call.begun < first or call.answered > last)
+    return found
+
+
+def _finds_only_epoch(call: KeyCall) -> bool:
+    """Whether all that it says of the key is that it had one create revision."""
+    is_write = call.put is not None or call.is_drop
+    if call.succeeded is not True or is_write or call.reads or len(call.compares) != 1:
+        return False
+    revision, is_greater = call.compares[0]
+    return revision > 0 and not is_greater
 
 
 def _next(ordered: Sequence[KeyCall], done: int) -> list[int]:

@@ -110,7 +110,9 @@ class Archive:
         self.log_id = log_id
         self.entries: list[Entry] = []
         """Sealed files in order; each begins at or before the last one's end, but for gaps."""
-        self.entries = self._in_order(self._intact(self._read_manifest()))
+        lines = self._read_manifest()
+        self.entries = self._in_order(self._intact(lines))
+        self._name_unlisted({entry.file for entry in lines})
 
     @property
     def last(self) -> int:
@@ -216,6 +218,18 @@ class Archive:
                 text = line[:60].decode(errors="replace")
                 log.warning("archive_manifest_line_torn", path=str(path), line=text)
         return entries
+
+    def _name_unlisted(self, listed: set[str]) -> None:
+        """Files after `last` without a line: the line is lost, or their writer died before it wrote it."""
+        for path in sorted(self.directory.glob("[!.]*.rla")):
+            last = path.name.split("-")[1] if path.name.count("-") else ""
+            if path.name not in listed and last > f"{self.last:016x}":
+                log.error(
+                    "archive_file_unlisted",
+                    path=str(path),
+                    archive_ends=self.last,
+                    remedy="restore manifest.jsonl if etcd lacks the revisions after that",
+                )
 
     def _intact(self, entries: list[Entry]) -> list[Entry]:
         """Manifests whose files exist; the file that ends last is verified in full."""

@@ -122,7 +122,7 @@ async def _serve(config: ServeConfig) -> None:
         )
         writer = await stack.enter_async_context(opening)
         for loss in writer.spool_losses:
-            log.error("spool_set_aside", path=str(loss.path), why=loss.why)
+            log.error("spool_set_aside", path=str(loss.path), why=loss.why, remedy=loss.remedy)
         reader = etcd.reader()
         replica = Replica(_replica_config(config), reader, writer, etcd.writer, history)
         reader.on_foreign_key = replica.note_foreign_key

@@ -43,7 +43,12 @@ class Journal:
         self._fenced = asyncio.Event()
         self._inherited = writer.position
         for loss in getattr(writer, "spool_losses", ()):
-            logger.error("part of the spool set aside", path=str(loss.path), why=loss.why)
+            logger.error(
+                "part of the spool set aside",
+                path=str(loss.path),
+                why=loss.why,
+                remedy=loss.remedy,
+            )
         self._on_epoch: list[Callable[[int], None]] = []
         self._merger: Merger | None = None
         self._due: asyncio.TimerHandle | None = None

@@ -18,6 +18,7 @@ from relume.events.etcd.writer.appends import Append, Outcome, Shape
 from relume.events.etcd.writer.stream_writer import EtcdWriter
 from relume.events.log.codec import encode
 from relume.events.log.errors import Fenced, LogFull, StreamOwned
+from relume.events.log.interface import LandedSegment
 from relume.events.vocabulary import StreamResumed
 from tests.etcd_server import EtcdServer
 from tests.events.conftest import config_for
@@ -245,19 +246,23 @@ async def test_a_former_owner_appends_nothing_to_the_stream_of_the_next(log: Etc
 async def test_segment_that_landed_without_an_answer_is_not_written_twice(
     etcd: EtcdServer, log: EtcdLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """etcd applies the append, but its answer is lost three times over."""
+    """etcd applies the append, but its answer is lost three times over. Others write meanwhile, and the
+    writer says at which revision its segment is (I13)."""
     real = log.client.txn
     lost = 0
+    landed: list[LandedSegment] = []
 
     async def losing(request: object) -> object:
         nonlocal lost
         answer = await real(request)
         if lost < 3:
             lost += 1
+            await log.client.put(b"/elsewhere", b"")
             raise CallFailed("Txn", "", "UNAVAILABLE", "answer lost")
         return answer
 
     async with log.writer(STREAM) as writer:
+        writer.on_landed(landed.append)
         monkeypatch.setattr(log.client, "txn", losing)
         writer.append(tick(0))
         await writer.flush(5)
@@ -265,6 +270,8 @@ async def test_segment_that_landed_without_an_answer_is_not_written_twice(
         await writer.flush(5)
         assert lost == 3
     assert await written(log) == [0, 1]
+    there = [(s.seq, g.revision) for g in await log.reader().read() for s in g.segments]
+    assert [(one.seq, one.revision) for one in landed] == there
 
 
 async def test_owner_key_created_without_an_answer_is_recognized(

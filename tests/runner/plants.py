@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from relume.chaos.runner import fuzz
+from relume.chaos.sim.etcd.key_store import Store, Txn
 from relume.controlplane.incidents.served_requests import ServedRequests
 from relume.controlplane.replica.crosscheck.check_queue import CrossCheckQueue
 from relume.controlplane.replica.scheduler import Scheduler
@@ -28,7 +29,10 @@ from relume.controlplane.stream.stream_states import Streaming
 from relume.controlplane.stream.table import TABLE
 from relume.engine_shim.agent.effects import EffectRunner
 from relume.engine_shim.checkpoints.daemon.store.extents import PAGE, Extents
+from relume.events.etcd.errors import CallFailed
 from relume.events.etcd.writer import appends
+from relume.events.etcd.writer.appends import Append, Outcome
+from relume.events.etcd.writer.stream_writer import EtcdWriter
 from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.canary import answers
 from relume.policies.checkpoints import decisions, placement
@@ -168,6 +172,44 @@ def _no_fence(patch: Set) -> None:
         mine.key, mine.create_revision = b"\0nobody", 0
 
     patch(appends._AppendTemplate, "__init__", unasked)
+
+
+def _resent_lands_again(patch: Set) -> None:
+    """an append that had landed before it was sent again counts as written at the second answer"""
+    judge = Append.judge
+
+    def later(self: Append, answer: Any) -> Any:
+        outcome, revision = judge(self, answer)
+        return outcome, (answer.header.revision if outcome is Outcome.LANDED else revision)
+
+    patch(Append, "judge", later)
+
+
+def _unanswered_has_landed(patch: Set) -> None:
+    """an append counts as durable although etcd has not answered"""
+    append = EtcdWriter._append
+
+    async def trusting(self: EtcdWriter) -> None:
+        try:
+            await append(self)
+        except CallFailed:
+            sent = self._under_way
+            if sent is None:
+                raise
+            self._landed(sent, self._tail.revision + 1)
+
+    patch(EtcdWriter, "_append", trusting)
+
+
+def _owned_key_taken(patch: Set) -> None:
+    """etcd lets a writer create the owner key of a stream that has a living owner"""
+    txn = Store.txn
+
+    def lax(self: Store, given: Txn) -> Any:
+        compares = tuple(one for one in given.compares if one[1] or b"/own/" not in one[0])
+        return txn(self, replace(given, compares=compares))
+
+    patch(Store, "txn", lax)
 
 
 def _no_end(patch: Set) -> None:
@@ -348,6 +390,9 @@ PLANTS = {
         ("I1", "composed 7", _left_is_complete),
         ("I3", "agent-killed 0", _wrong_delivered),
         ("I5", "etcd-away 22", _no_fence),
+        ("I13", "etcd-leader-killed 3", _resent_lands_again),
+        ("I13", "etcd-leader-killed 0", _unanswered_has_landed),
+        ("I5", "two-leaders 0", _owned_key_taken),
         ("I1", "agent-killed 0", _no_end),
         ("I8", "agents-terminated-in-turn 2", _holder_at_home),
         ("I15", "composed 35", _effects_again),

@@ -380,3 +380,11 @@ def test_a_limit_ends_a_case_whatever_task_runs_at_that_moment() -> None:
             loop.run(case())
     finally:
         loop.close()
+
+
+def test_a_simulated_run_judges_its_calls_to_etcd() -> None:
+    """I5 has something to judge in each run of `relume-chaos`."""
+    outcome = world.simulate(case_of("two-leaders", 0))
+    assert outcome.truth is not None and outcome.truth.etcd_keys is not None
+    assert {"/relume/v1/own/fleet", "/relume/v1/own/w.w0"} <= {*outcome.truth.etcd_keys}
+    assert not any(why != "" for why in outcome.truth.etcd_keys.values())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.promises.log import (
     i5_fencing_no_gap,
     i6_hash_chain,
     i7_replay,
     i13_durable,
 )
+from relume.chaos.validators.records import THE_RUN
 from relume.events.log.codec import encode
 from tests.policies.story import died, engine_step
 from tests.replay.tamper import dropped, exchanged, places
@@ -42,6 +44,20 @@ def test_i5_finds_a_gap() -> None:
     index = next(i for i, g in enumerate(groups) if g.segments)
     found = about(i5_fencing_no_gap.check(groups[:index] + groups[index + 1 :], []))
     assert "follows segment 0" in found
+
+
+def test_i5_finds_answers_of_etcd_that_fit_no_order(run: Run) -> None:
+    keys: dict[str, str | None] = {"/own/fleet": "no order of the calls", "/own/w.w0": ""}
+    (found,) = i5_fencing_no_gap.check(run.groups, [], GroundTruth(etcd_keys=keys))
+    assert (found.about, found.detail) == ("/own/fleet", "no order of the calls")
+
+
+def test_i5_says_so_if_the_calls_prove_nothing(run: Run) -> None:
+    unknown: dict[str, str | None] = {"/own/fleet": None}
+    for truth in (GroundTruth(etcd_keys={}), GroundTruth(etcd_keys=unknown)):
+        (found,) = i5_fencing_no_gap.check(run.groups, [], truth)
+        assert found.about == THE_RUN
+    assert i5_fencing_no_gap.check(run.groups, [], GroundTruth()) == []
 
 
 # --- I6

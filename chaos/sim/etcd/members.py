@@ -23,6 +23,7 @@ import grpc
 from msgspec import Struct
 from msgspec.structs import replace
 
+from relume.chaos.call_recorder import CallRecorder
 from relume.chaos.memory_folder import memory_folder
 from relume.chaos.sim.etcd.key_store import (
     CLUSTER,
@@ -122,6 +123,8 @@ class SimEtcd:
         self.elections = 0
         self.landed: list[LandedSegment] = []
         """Appends acknowledged to writers as durable (I13)."""
+        self.recorder: CallRecorder | None = None
+        """Records the calls of all clients, if it is there before them."""
         self.clock_ms: dict[tuple[int, str], int] = {}
         """As in `GroundTruth`."""
         self.observers: list[Callable[[int, bool], None]] = []
@@ -165,6 +168,8 @@ class SimEtcd:
             config = replace(self.config, spool_dir=disk)
             found = self._logs[process] = EtcdLog(config, process.name)
             found.client = SimClient(config, self, process)
+            if self.recorder is not None:
+                self.recorder.watch(found.client, process.name)
         return found
 
     def writer(

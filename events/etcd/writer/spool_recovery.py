@@ -4,7 +4,11 @@ Its file continues a segment it names by hash. It is adopted if that segment is 
 later segment holds exactly the file's records at these positions: then the file's rest is the
 stream's true continuation, and this writer lands it. Anything else means that another writer has
 written to the stream since; the file is set aside. So are bytes after the last whole record, and a
-file whose head is damaged. Each is a `Loss`: nothing of a spool is dropped without a word.
+file whose head is damaged. Each is a `Loss`, so no byte of a spool is dropped without a word.
+
+Bytes that are not in the file any more are noticed if the file ends, or continues, within a record. If a
+disk loses whole records, the file looks as if they had never been written; only another copy could
+show that, and there is none.
 """
 
 from __future__ import annotations
@@ -41,11 +45,18 @@ class OrphanedRecords(Struct, frozen=True):
     size: int
 
 
+CHECK_DISK = (
+    "check the disk, unless the process or host died while etcd was away; then delete the file"
+)
+CHECK_OWNERS = "look for a second process with this name or spool directory; then delete the file"
+
+
 class Loss(Struct, frozen=True):
     """Part of a spool that this writer cannot land. `path`: where it is set aside."""
 
     path: Path
     why: str
+    remedy: str = CHECK_DISK
 
     def __str__(self) -> str:
         return f"{self.path}: {self.why}"
@@ -76,11 +87,11 @@ async def recover(
             continue
         offset = await _continues(client, cluster, stream, spool, tail)
         if offset < 0:
-            on_loss(Loss(await asyncio.to_thread(spool.refuse), OTHERS))
+            on_loss(Loss(await asyncio.to_thread(spool.refuse), OTHERS, CHECK_OWNERS))
             continue
         count, size, end = await asyncio.to_thread(_measure, spool, offset)
         if count and adopted is not None:
-            on_loss(Loss(await asyncio.to_thread(spool.refuse), SECOND))
+            on_loss(Loss(await asyncio.to_thread(spool.refuse), SECOND, CHECK_OWNERS))
             continue
         await asyncio.to_thread(_set_rest_aside, spool, end, on_loss)
         if not count:

@@ -17,7 +17,14 @@ from relume.chaos.sim.etcd.key_store import Done, Header, Txn
 from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import VirtualLoop
-from relume.chaos.validators.linearizability import NEVER, KeyCall, Value, _after, judge
+from relume.chaos.validators.linearizability import (
+    NEVER,
+    KeyCall,
+    Value,
+    _after,
+    judge,
+    without_implied,
+)
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.keys import Keys
@@ -139,6 +146,33 @@ def test_the_search_finds_what_every_order_finds(calls: list[KeyCall]) -> None:
     assert judge(calls, is_leased=False).is_possible is brute_force(calls)
 
 
+@st.composite
+def epochs_found(draw: Any) -> list[KeyCall]:
+    """A history in which most calls find that the key has one create revision, as appends do."""
+    calls = draw(histories())
+    for _ in range(draw(st.integers(1, 8))):
+        begun = draw(times)
+        answered = draw(st.integers(begun + 1, 14))
+        call = KeyCall(client="c", begun=begun, answered=answered, succeeded=True)
+        calls.append(replace(call, compares=((draw(st.sampled_from((2, 3, 4))), False),)))
+    return calls
+
+
+@settings(deadline=None, max_examples=1500)
+@given(epochs_found(), st.booleans())
+def test_implied_calls_change_no_judgement(calls: list[KeyCall], is_leased: bool) -> None:
+    whole = judge(calls, is_leased=is_leased)
+    assert judge(without_implied(calls), is_leased=is_leased).is_possible is whole.is_possible
+
+
+def test_of_the_appends_of_an_epoch_the_outer_ones_remain() -> None:
+    one = KeyCall(client="c", begun=0, succeeded=True, compares=((2, False),))
+    appends = [replace(one, begun=n, answered=n + 0.5) for n in range(1000)]
+    assert without_implied(appends) == [appends[0], appends[-1]]
+    beside = replace(one, begun=0.1, answered=2000.0)
+    assert beside in without_implied([*appends, beside])
+
+
 # --- recorded histories ---------------------------------------------------------------------
 
 
@@ -182,7 +216,7 @@ class World:
         self.config = EtcdConfig(lease_ttl_s=2, call_timeout_ms=500, close_timeout_ms=200)
         names = ["e0", "e1", "e2"]
         self.etcd = SimEtcd(self.loop, Wires(self.loop), names, self.config)
-        self.recorder = CallRecorder(self.loop.time)
+        self.recorder = CallRecorder(self.loop.time, self.etcd.config.prefix)
         self.contenders = Contenders(self.etcd.config, self.recorder, seed)
 
     def run(self, faults: int = 8) -> dict[bytes, Any]:
@@ -211,7 +245,7 @@ class World:
             self.loop.run(main(), 3600.0)
         finally:
             self.etcd.close()
-        return self.recorder.judge_keys(self.etcd.config.prefix)
+        return self.recorder.judge_keys()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -260,9 +294,9 @@ def test_a_write_that_is_acknowledged_and_lost_is_found(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("fault", ["stop", "kill"])
 async def test_real_etcd_is_linearizable_while_leaders_are_lost(fault: str, seed: int) -> None:
     loop = asyncio.get_running_loop()
-    recorder = CallRecorder(loop.time)
     async with EtcdServer(3) as etcd:
         config = config_for(etcd, lease_ttl_s=2)
+        recorder = CallRecorder(loop.time, config.prefix)
         contenders = Contenders(config, recorder, seed)
         async with asyncio.TaskGroup() as tasks:
             for name in ("c0", "c1", "c2"):
@@ -274,7 +308,7 @@ async def test_real_etcd_is_linearizable_while_leaders_are_lost(fault: str, seed
                 etcd.stop(leader) if fault == "stop" else etcd.kill9(leader)
                 await outlast(2, "the lease of an owner, and an election")
                 etcd.cont(leader) if fault == "stop" else etcd.restart(leader)
-        found = recorder.judge_keys(config.prefix)
+        found = recorder.judge_keys()
         assert len(found) >= 2
         assert {key for key, one in found.items() if not one.is_possible} == set()
 
