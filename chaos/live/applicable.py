@@ -29,14 +29,6 @@ def _failpoint() -> str:
     return "needs a failpoint that holds one stream: a test of the core does so (engine.frame)"
 
 
-def _journal() -> str:
-    return "needs an agent that writes what it does not understand: a test does so on a real etcd"
-
-
-def _power() -> str:
-    return "needs a host that loses power: a killed process leaves what the kernel has"
-
-
 def _watches() -> str:
     return "needs an etcd that does so: a real one has no such switch"
 
@@ -50,9 +42,6 @@ _WHY: Mapping[str, Callable[[], str]] = {
     "answer-broken": _engine,
     "stream-stuck": _failpoint,
     "weights-flipped-unseen": _prompts,
-    "record-unreadable": _journal,
-    "replica-spool-torn": _power,
-    "agent-spool-torn": _power,
     "watch-silent": _watches,
 }
 """Further needs of a fault on real processes."""

@@ -63,8 +63,8 @@ _TERMINATE, _DAMAGED = "agent-terminate", "segment-damaged"
 _PATHS = (
     "replica-cut", "replica-calls-lost", "replica-answers-lost", "replica-spool-torn",
     "replica-clock-jump", "replica-clock-back", "replica-clock-drift", "disk-hangs", "etcd-cut",
-    "watch-silent", "etcd-clock-jump", "clock-drift", "agent-spool-torn", "etcd-defragment",
-    "etcd-replace",
+    "watch-silent", "etcd-clock-jump", "etcd-clock-drift", "clock-drift", "agent-spool-torn", "etcd-defragment",
+    "etcd-replace", "replica-spool-corrupt", "agent-spool-corrupt",
 )  # fmt: skip
 """Drawn by `paths_to_etcd`."""
 

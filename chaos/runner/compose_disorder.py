@@ -232,26 +232,35 @@ def _clocks_differ(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
             ("replica-clock-drift", "clock-drift"),
             ("etcd-clock-jump", "replica-clock-jump"),
             ("etcd-clock-jump", "clock-drift"),
+            ("etcd-clock-drift", "replica-clock-jump"),
+            ("etcd-clock-drift", "etcd-clock-jump"),
         )
     )
     faults = []
     for what in whats:
         low, high = _AMOUNTS[what]
         fault = replace(_at(rng, what, 0.5, 6), amount=float(rng.randint(low, high)))
-        if what == "etcd-clock-jump":
+        if what.startswith("etcd-"):
             fault = replace(fault, target="leader")
-        elif what.endswith("-drift"):
+        if what.endswith("-drift"):
             fault = replace(fault, for_s=round(rng.uniform(2, 15), 2))
         faults.append(fault)
     return fleet, _steady(fleet, traffic), tuple(faults)
 
 
 def _spool_is_torn(rng: Random, fleet: Fleet, traffic: Traffic) -> Composed:
-    """A process loses etcd, and dies while it writes its spool."""
+    """A process loses etcd, and dies; the end of its spool is torn or corrupt."""
     fleet = replace(fleet, control_planes=max(fleet.control_planes, 2))
     at_s, for_s = round(rng.uniform(1, 4), 3), round(rng.uniform(6, 18), 2)
     torn_s = round(at_s + rng.uniform(2.5, 5), 3)
-    what, target = rng.choice((("replica-spool-torn", "r0"), ("agent-spool-torn", "w0")))
+    what, target = rng.choice(
+        (
+            ("replica-spool-torn", "r0"),
+            ("replica-spool-corrupt", "r0"),
+            ("agent-spool-torn", "w0"),
+            ("agent-spool-corrupt", "w0"),
+        )
+    )
     cut = Fault(what="etcd-stop", when=When(at_s=at_s), target="all", for_s=for_s)
     torn = Fault(what=what, when=When(at_s=torn_s), target=target)
     return fleet, _steady(fleet, traffic), (cut, torn)
@@ -273,6 +282,7 @@ def _at(rng: Random, what: str, first_s: float, last_s: float) -> Fault:
 
 _AMOUNTS = {
     "replica-clock-jump": (1, 7200), "replica-clock-back": (1, 7200), "etcd-clock-jump": (1, 20),
+    "etcd-clock-drift": (100, 1_000_000),
     "replica-clock-drift": (100, 500_000), "clock-drift": (100, 500_000),
 }  # fmt: skip
 

@@ -241,15 +241,15 @@ def _struck(strikes: Iterable[Strike], what: Collection[str]) -> Iterator[tuple[
                 yield name, strike
 
 
-_OF_AGENTS = ("agent-kill", "agent-spool-torn", "agent-stop", "cpu-limit", "segment-damaged")
+_DEATHS_OF_AGENTS = ("agent-kill", "agent-spool-torn", "agent-spool-corrupt")
+_OF_AGENTS = (*_DEATHS_OF_AGENTS, "agent-stop", "cpu-limit", "segment-damaged")
 _OF_LINKS = ("cut", "cut-one-way", "link-slow")
 _BLINDS_REPLICAS = ("replica-cut", "replica-answers-lost")
 _CUTS_OF_REPLICAS = (*_BLINDS_REPLICAS, "replica-calls-lost")
 _OF_REPLICAS = ("leader-stop", *DEATHS_OF_REPLICAS, *_CUTS_OF_REPLICAS)
-_LASTING = frozenset((*_OF_AGENTS, *_OF_LINKS, "leader-stop", *_CUTS_OF_REPLICAS)) - {
-    "agent-kill",
-    "agent-spool-torn",
-}
+_LASTING = frozenset((*_OF_AGENTS, *_OF_LINKS, "leader-stop", *_CUTS_OF_REPLICAS)).difference(
+    _DEATHS_OF_AGENTS
+)
 
 
 def _cut_off(run: Outcome) -> list[tuple[str, int, int]]:
@@ -363,7 +363,7 @@ def _left(run: Outcome, log: Log) -> Iterator[tuple[int, int, str]]:
             yield since_ns, run.ended_ns, name
 
 
-_DEATHS_OF_ENGINES = ("engine-kill", "agent-kill", "agent-spool-torn")
+_DEATHS_OF_ENGINES = ("engine-kill", *_DEATHS_OF_AGENTS)
 
 
 def _deaths(run: Outcome) -> Iterator[tuple[int, str]]:

@@ -216,6 +216,11 @@ FAULTS: Mapping[str, FaultKind] = {
         target="control plane",
         roles=_ENDS,
     ),
+    "replica-spool-corrupt": FaultKind(
+        about="a replica dies, and the last record of its spool is cut or has a wrong bit",
+        target="control plane",
+        roles=_ENDS,
+    ),
     "replica-clock-jump": FaultKind(
         about="the wall clock of a replica jumps forward",
         target="control plane",
@@ -283,6 +288,14 @@ FAULTS: Mapping[str, FaultKind] = {
         amount=("seconds", 1e6),
         roles=_ENDS,
     ),
+    "etcd-clock-drift": FaultKind(
+        about="the clock of etcd's leader runs fast: leases end earlier. Live, leases that would have "
+        "ended are revoked: etcd has no clock that another process can change",
+        target="etcd",
+        lasts="must",
+        amount=("parts per million", 1e6),
+        roles=_ENDS,
+    ),
     "clock-jump": FaultKind(
         about="the wall clock of a host jumps forward",
         target="worker",
@@ -301,6 +314,10 @@ FAULTS: Mapping[str, FaultKind] = {
     ),
     "agent-spool-torn": FaultKind(
         about="an agent dies while it writes its spool, whose last batch is torn", target="worker"
+    ),
+    "agent-spool-corrupt": FaultKind(
+        about="an agent dies, and the last record of its spool is cut or has a wrong bit",
+        target="worker",
     ),
     "client-gone": FaultKind(about="a client hangs up", target="request"),
 }

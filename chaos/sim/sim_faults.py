@@ -14,6 +14,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from relume.chaos.damaged_bytes import UNREADABLE
 from relume.chaos.outcome import FiredFault
 from relume.chaos.phases import Seen
 from relume.chaos.scenario.catalogue import FAULTS
@@ -32,10 +33,6 @@ from relume.chaos.sim.world.virtual_loop import NS, Process, VirtualLoop
 AGAIN_S = 0.1
 ETCD_DOWN_S = 1.0
 """Delay until a killed etcd member restarts, if the fault has no duration."""
-
-
-UNREADABLE = (b"\x92\xabtelepathy/9\x01", b"\xc1", b"\x92\xadengine_step/1\x01")
-"""Records that cannot be read: an unknown tag, no msgpack, a known tag without its fields."""
 
 
 class Targets(Protocol):

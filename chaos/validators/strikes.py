@@ -13,7 +13,7 @@ FELT_MS = 15_000
 start may be put off or fail; a hung one is found within seconds."""
 WRONG_WEIGHTS = frozenset(("weights-flipped", "weights-flipped-unseen"))
 """Faults that damage the weights of an engine: they strike once and stay."""
-DEATHS_OF_REPLICAS = frozenset(("gateway-kill", "replica-spool-torn"))
+DEATHS_OF_REPLICAS = frozenset(("gateway-kill", "replica-spool-torn", "replica-spool-corrupt"))
 """Faults that end a replica."""
 
 

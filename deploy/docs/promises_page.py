@@ -105,6 +105,8 @@ PROMISES = {
             "disk-slow",
             "clock-jumps",
             "spools-torn",
+            "spools-corrupt",
+            "etcd-clock-fast",
         ),
     ),
     "I14": Promise(

@@ -21,6 +21,7 @@ class Failpoint(enum.StrEnum):
     CHECKPOINT_STORE = "checkpoint.store"
     ENGINE_REQUEST = "engine.request"
     AGENT_REPORT = "agent.report"
+    AGENT_CHECK = "agent.check"
     LOG_APPEND = "log.append"
     LOG_LANDED = "log.landed"
     STREAM_EFFECT = "stream.effect"
@@ -91,6 +92,12 @@ PLACES: dict[Failpoint, Place] = {
         "agent",
         ("bytes",),
         "an agent has read records of its engine and not yet journalled them",
+    ),
+    Failpoint.AGENT_CHECK: Place(
+        "agent",
+        ("pid", "bytes"),
+        "an agent is about to check a record that process `pid` of its engine reports; after `fail` it "
+        "journals the record unchecked",
     ),
     Failpoint.LOG_APPEND: Place(
         "agent or replica",

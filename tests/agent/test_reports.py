@@ -12,10 +12,13 @@ from typing import TypeVar
 
 import pytest
 
+from relume.chaos.damaged_bytes import UNREADABLE
 from relume.engine_shim.agent import unread_reports
 from relume.engine_shim.agent.agent_logging import make_logger
 from relume.engine_shim.agent.journal import Journal
 from relume.engine_shim.agent.report_server import Readable, ReportServer, is_step, readable
+from relume.events.failpoints import failpoint_client
+from relume.events.failpoints.points import Failpoint
 from relume.events.log.codec import decode, encode
 from relume.events.log.errors import LogFull
 from relume.events.log.memory import MemoryLog, MemoryWriter
@@ -224,6 +227,29 @@ async def test_a_record_that_the_log_could_not_read_is_dropped(desk: Desk, end: 
     (dropped,) = desk.events(ReportsDropped)
     assert (dropped.worker, dropped.incarnation, dropped.count) == ("w0", 1, 1)
     assert "malformed" in dropped.reason and not dropped.muted
+
+
+async def test_a_failpoint_lets_a_record_pass_unchecked(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one of the named process: and a stranger's connection is closed all the same."""
+    passed: list[int] = []
+
+    def reach(point: Failpoint, **facts: int) -> None:
+        if point == Failpoint.AGENT_CHECK and facts["bytes"] == len(UNREADABLE[0]):
+            passed.append(facts["pid"])
+            raise failpoint_client.FailpointReached
+
+    monkeypatch.setattr(failpoint_client, "active", True)
+    monkeypatch.setattr(failpoint_client, "reach", reach)
+    desk.connect().sendall(frame(UNREADABLE[0]))
+    client = desk.engine()
+    client.sendall(frame(step(1)) + frame(MALFORMED) + frame(UNREADABLE[0]) + frame(step(2)))
+    await settle()
+    records = [r for g in desk.log.groups for s in g.segments for r in s.records]
+    assert (records.count(UNREADABLE[0]), MALFORMED in records) == (1, False)
+    assert passed == [os.getpid()]
+    assert not closed(client)
 
 
 async def test_an_engine_that_reports_only_garbage_does_not_fill_the_log(desk: Desk) -> None:

@@ -173,6 +173,26 @@ async def test_leases_that_had_less_left_than_the_clock_of_etcd_jumps_are_gone()
 
 @pytest.mark.etcd
 @needs_etcd
+async def test_leases_end_earlier_while_the_clock_of_etcd_runs_fast() -> None:
+    """At twice the speed a lease of 4 s ends after 2 s; without the fault, 4 s after its grant."""
+    async with Etcd(1) as etcd, EtcdClient(EtcdConfig(endpoints=etcd.endpoints)) as client:
+        struck = faults(etcd=etcd, prefix="/run")
+        undo, _ = await struck.strike(planned("etcd-clock-drift", amount=1e6, for_ns=1), ["e0"])
+        assert undo is not None
+        for key, ttl_s in ((b"/run/short", 4), (b"/run/long", 100), (b"/other/long", 100)):
+            await client.put(key, b"", (await client.lease_grant(ttl_s)).ID)
+        began = time.monotonic()
+        while len((await client.range(b"/", b"0")).kvs) == 3:
+            assert time.monotonic() < began + HANG_S
+            await asyncio.sleep(0.05)
+        assert 1.0 < time.monotonic() - began < 3.9
+        left = [kv.key for kv in (await client.range(b"/", b"0")).kvs]
+        assert left == [b"/other/long", b"/run/long"]
+        await undo()
+
+
+@pytest.mark.etcd
+@needs_etcd
 async def test_a_member_whose_disk_hangs_takes_nothing_until_it_goes_on() -> None:
     if why := why_not("disk-hangs"):
         pytest.skip(why)

@@ -259,7 +259,8 @@ class Scene:
         """The next group of the log was read."""
         self._groups.append(group)
         for segment in group.segments:
-            self._events += [(segment.stream, codec.decode(record)) for record in segment.records]
+            events = codec.decode_all(segment.records)
+            self._events += [(segment.stream, event) for event in events]
 
     async def until_told(self, kind: type) -> None:
         """Wait until the log has an event of that kind."""

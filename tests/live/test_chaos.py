@@ -42,6 +42,48 @@ expect:
 """
 
 
+SPOOLS = """
+name: spools
+about: etcd stops. An agent and a replica die meanwhile, and the ends of their spools are damaged.
+fleet: {workers: 2, domains: 2, control_planes: 2}
+traffic:
+  arrivals: {kind: closed, clients: 8}
+  lengths: {kind: uniform, prompt: [40, 300], output: [100, 300]}
+  requests: 32
+faults:
+  - what: etcd-stop
+    when: {at_s: 2}
+    target: all
+    for_s: 14
+  - what: agent-spool-torn
+    when: {at_s: 6}
+    target: w0
+  - what: agent-spool-corrupt
+    when: {at_s: 6}
+    target: w1
+  - what: replica-spool-corrupt
+    when: {at_s: 7}
+    target: r1
+expect:
+  - {figure: requests, least: 32}
+"""
+
+
+async def test_processes_whose_spools_are_damaged_return_and_lose_nothing_that_landed(
+    zygote: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    scenario = scenario_reader.parse(SPOOLS)
+    async with Bed(said.append, MODEL, zygote) as bed:
+        run = await run_in(bed, scenario, 1, folder=tmp_path / "kept", say=said.append)
+    told = "\n".join(said)
+    verdict = judge(run)
+    assert (verdict.result, sets.wrong_of(run, verdict)) == ("passed", ()), told
+    assert len(run.fired) == 4 and run.drained and run.landed, told
+    logs = "".join(path.read_text() for path in (tmp_path / "kept" / "logs").glob("*.log"))
+    assert logs.count("part of the spool set aside") == 2 and logs.count("spool_set_aside") >= 1
+
+
 async def test_a_scenario_runs_on_real_processes_and_breaks_nothing(
     zygote: str, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from aetcd import rpc
 
 from relume.chaos.sim.etcd.key_store import txn_of
+from relume.chaos.sim.etcd.log_faults import LeaseClock
 from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.etcd.stubs import Form
 from relume.chaos.sim.world.network import Wires
@@ -482,8 +483,26 @@ def test_a_lease_that_ends_early_costs_its_owner_an_epoch_and_nothing_else(world
     assert ticks(w.events()) == [0, 1]
 
 
+def test_the_clock_of_a_member_counts_leases_only_while_it_leads(world):
+    w = world(members=3)
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process):
+            (lease,) = w.etcd.store.leases.values()
+            before = lease.deadline_s
+            LeaseClock(w.etcd, "e1").jump(1)
+            assert lease.deadline_s == before
+            LeaseClock(w.etcd, "e0").jump(1)
+            assert lease.deadline_s == before - 1
+
+    w.run("r0", work)
+
+
 @pytest.mark.parametrize("seed", range(8))
-def test_a_torn_batch_of_a_spool_is_left_out_and_what_was_synced_lands(world, seed):
+@pytest.mark.parametrize(("damage", "least", "most"), [("tear", 6, 7), ("corrupt", 5, 5)])
+def test_the_damaged_end_of_a_spool_is_left_out_and_what_was_synced_before_lands(
+    world, seed, damage, least, most
+):
     w = world()
     rng = random.Random(seed)
 
@@ -497,7 +516,7 @@ def test_a_torn_batch_of_a_spool_is_left_out_and_what_was_synced_lands(world, se
                 await asyncio.sleep(1)
             writer.append(v.Tick(6, 0), v.Tick(7, 0))  # not synced yet
             assert w.etcd.spooling(process)
-            w.etcd.tear(process, rng)
+            getattr(w.etcd, damage)(process, rng)
             process.kill()
             await asyncio.sleep(1)
 
@@ -516,4 +535,4 @@ def test_a_torn_batch_of_a_spool_is_left_out_and_what_was_synced_lands(world, se
     w.run("test", work)
     w.chain()
     found = ticks(w.events())
-    assert found == list(range(len(found))) and 6 <= len(found) <= 7
+    assert found == list(range(len(found))) and least <= len(found) <= most

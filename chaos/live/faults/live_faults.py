@@ -7,15 +7,15 @@ CannotStrike if there was nothing to strike; then the fault has not fired.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
+from relume.chaos.damaged_bytes import UNREADABLE
 from relume.chaos.live.errors import CannotStrike
 from relume.chaos.live.failpoint_server import FailpointError
 from relume.chaos.live.faults import daemon_memory as memory
-from relume.chaos.live.faults import flipped_weights
+from relume.chaos.live.faults import flipped_weights, unreadable_records
 from relume.chaos.live.faults.cpu_limit import Limit
 from relume.chaos.live.faults.failing_engines import FailingEngines
 from relume.chaos.live.faults.garbled_reports import PERIOD_S, GarbledReports
@@ -34,10 +34,9 @@ class Faults(LogFaults):
     """Strikes one run's fleet. `targets`: names of the targets, with roles resolved."""
 
     def __init__(self, host: Host, watch: Watch, clients: Clients, seed: int) -> None:
-        super().__init__(host)
+        super().__init__(host, seed)
         self._watch = watch
         self._clients = clients
-        self._rng = random.Random(f"{seed}:faults")
 
     async def strike(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """Raises CannotStrike."""
@@ -183,6 +182,23 @@ class Faults(LogFaults):
             garbled.end,
             f"{share / PERIOD_S:g} malformed steps a second beside those of the engine",
         )
+
+    async def _record_unreadable(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        assert self._host.failpoints is not None
+        written = {}
+        for worker in targets:
+            known = self._watch.fleet.workers.get(worker)
+            if known is None:
+                raise CannotStrike(f"the log names no engine of {worker}")
+            record = written[worker] = self._rng.choice(UNREADABLE)
+            socket = self._host.dir / "run" / worker / "agent.sock"
+            try:
+                await unreadable_records.write(
+                    self._host.failpoints, worker, socket, known.incarnation, record
+                )
+            except (FailpointError, OSError) as error:
+                raise CannotStrike(f"the agent of {worker} takes no report: {error}") from None
+        return None, ", ".join(f"{worker}: {record!r}" for worker, record in written.items())
 
     async def _reload_fails(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         assert self._host.forks is not None

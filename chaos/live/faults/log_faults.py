@@ -5,11 +5,15 @@ of `live_faults.Faults`.
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
+from relume.chaos.damaged_bytes import corrupt, tear
 from relume.chaos.live.errors import CannotStrike
+from relume.chaos.live.faults.spools import last_record, spools_of
 from relume.chaos.live.faults.tcp_links import Link
 from relume.chaos.live.faults.wall_clocks import WallClocks
 from relume.chaos.live.processes import signals
@@ -27,6 +31,8 @@ Struck = tuple[Undo | None, str]
 
 AHEAD = 4
 """How far ahead of its last segment a worker's stream is damaged: nothing is being written there yet."""
+REVOKE_S = 0.25
+"""Period in which leases end that a fast clock of etcd would have ended."""
 RESTART_S = 0.5
 HANG_MS = 3_600_000.0
 """More than any run lasts."""
@@ -58,10 +64,11 @@ def cut(links: Sequence[Link], ways: Sequence[str]) -> Undo:
 
 
 class LogFaults:
-    """Strikes the control plane, its etcd and the clocks of one run's fleet."""
+    """Strikes the control plane, its etcd, spools and the clocks of one run's fleet."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, seed: int) -> None:
         self._host = host
+        self._rng = random.Random(f"{seed}:faults")
         self._clocks = WallClocks(host.clock_of)
         self._dead: set[int] = set()
 
@@ -98,6 +105,40 @@ class LogFaults:
     def _cut_replicas(self, targets: Sequence[str], *ways: str) -> Struck:
         links = [link for replica in targets for link in self._host.etcd_links[replica]]
         return cut(links, ways), f"{len(links)} links to etcd"
+
+    # --- spools -------------------------------------------------------------------------------
+
+    async def _replica_spool_torn(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return await self._spools_damaged({r: self._replica(r) for r in targets}, self._tear)
+
+    async def _replica_spool_corrupt(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        return await self._spools_damaged({r: self._replica(r) for r in targets}, corrupt)
+
+    async def _agent_spool_torn(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        pids = {w: self._host.agent_pid(w) for w in targets}
+        return await self._spools_damaged(pids, self._tear)
+
+    async def _agent_spool_corrupt(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        pids = {w: self._host.agent_pid(w) for w in targets}
+        return await self._spools_damaged(pids, corrupt)
+
+    async def _spools_damaged(
+        self, pids: dict[str, int], damage: Callable[[Path, random.Random], str]
+    ) -> Struck:
+        """Kill these. Before their successors start, the ends of their spools are damaged: none of them
+        runs meanwhile."""
+        await stopped(pids)
+        spools = {name: spools_of(pid) for name, pid in pids.items()}
+        if not any(spools.values()):
+            for pid in filter(None, pids.values()):
+                signals.go_on(pid)
+            raise CannotStrike(f"nothing is spooled at {', '.join(pids)}")
+        done = [damage(spool, self._rng) for paths in spools.values() for spool in paths]
+        return None, "; ".join((self._killed(pids), *done))
+
+    def _tear(self, spool: Path, rng: random.Random) -> str:
+        """What a dead process would have written next is not known: it is like its last record."""
+        return tear(spool, [last_record(spool)] if rng.random() < 0.5 else [], rng)
 
     # --- what stands in the log ---------------------------------------------------------------
 
@@ -212,12 +253,31 @@ class LogFaults:
     async def _etcd_clock_jump(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         """Only leases show what time it is for etcd."""
         try:
-            revoked = await self._host.etcd.age_leases(planned.amount or 0.0, self._host.prefix)
+            revoked = await self._host.etcd.age_leases(self._host.prefix, planned.amount or 0.0)
         except LogError as error:
             raise CannotStrike(f"etcd does not answer: {error}") from None
         if not revoked:
             raise CannotStrike("no lease has so little time left")
         return None, f"{revoked} leases ended"
+
+    async def _etcd_clock_drift(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        """While a lease counts down, a clock that is `rate` too fast ends it when this share of its time
+        is left."""
+        ppm = planned.amount or 0.0
+        rate = ppm / 1e6
+        revoking = asyncio.create_task(self._revoke(rate / (1 + rate)))
+
+        async def undo() -> None:
+            revoking.cancel()
+            await asyncio.gather(revoking, return_exceptions=True)
+
+        return undo, f"{ppm:g} parts per million fast, for leases"
+
+    async def _revoke(self, share: float) -> None:
+        while True:
+            with suppress(LogError):
+                await self._host.etcd.age_leases(self._host.prefix, share=share)
+            await asyncio.sleep(REVOKE_S)
 
     async def _disk_slow(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         return await self._delayed(planned.amount or 0.0, targets)

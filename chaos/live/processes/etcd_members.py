@@ -161,15 +161,16 @@ class Etcd:
         async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
             await client.defragment(self.endpoint(name))
 
-    async def age_leases(self, seconds: float, prefix: str) -> int:
-        """Leases of keys under `prefix` have `seconds` less left: etcd revokes those that had no more.
-        Returns how many. A lease that had more keeps its time. Raises LogError."""
+    async def age_leases(self, prefix: str, seconds: float = 0.0, share: float = 0.0) -> int:
+        """Leases of keys under `prefix` have `seconds` less left, or that `share` of their whole time:
+        etcd revokes those that had no more. Returns how many. A lease that had more keeps its time.
+        Raises LogError."""
         revoked = 0
         async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
             for lease in (await client.call("LeaseLeases", rpc.LeaseLeasesRequest())).leases:
                 request = rpc.LeaseTimeToLiveRequest(ID=lease.ID, keys=True)
                 left = await client.call("LeaseTimeToLive", request)
-                if 0 <= left.TTL < seconds and any(
+                if 0 <= left.TTL < max(seconds, share * left.grantedTTL) and any(
                     key.startswith(prefix.encode()) for key in left.keys
                 ):
                     with suppress(LeaseGone):

@@ -34,13 +34,14 @@ _BLOCKS = ("stream-loss", "stream-duplicate", "stream-reorder")
 _REPLICA_CUTS = frozenset(("replica-cut", "replica-calls-lost", "replica-answers-lost"))
 _CLOCKS = frozenset(("clock-jump", "clock-back", "clock-drift"))
 _REPLICA_CLOCKS = frozenset(f"replica-{fault}" for fault in _CLOCKS)
+_BY_FAILPOINT = ("engine-errors", "record-unreadable")
 NEVER = ("--snapshot-every-s", "1000000", "--snapshot-every-revisions", "100000000")
 """Flags that keep the whole log of a run in etcd, unless etcd is full."""
 
 
 def _has_failpoint(fault: PlannedFault) -> bool:
     """Whether the fault strikes by a failpoint, or at one."""
-    return is_at_failpoint(fault) or bool(fault.pause_ms) or fault.what == "engine-errors"
+    return is_at_failpoint(fault) or bool(fault.pause_ms) or fault.what in _BY_FAILPOINT
 
 
 class Host(LocalFleet):
@@ -48,7 +49,7 @@ class Host(LocalFleet):
 
     `etcd_links`: from each worker or replica to each member; `gateway_links`: to a worker's engine
     and to its agent's notices; `disturbers`: in front of each worker's state daemon; `forks`: in front of the
-    zygote; `failpoints`: of engines and state daemons. Each is empty or None if no fault of the
+    zygote; `failpoints`: of agents, engines and state daemons. Each is empty or None if no fault of the
     schedule needs it.
     """
 

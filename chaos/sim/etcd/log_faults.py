@@ -2,6 +2,7 @@
 
 The first group strikes members, the second replicas. A torn spool is what a host that loses power
 leaves: the batch that was being written is in the file in part, and what was synced before is whole.
+In a corrupt spool the last record that was synced is damaged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from relume.chaos.scenario.schedule import PlannedFault
 from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.world.link_rules import Rule
 from relume.chaos.sim.world.network import Wires
-from relume.chaos.sim.world.virtual_loop import VirtualLoop
+from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
 
 Undo = Callable[[], object]
 DEFRAGMENT_S = 2.0
@@ -35,6 +36,19 @@ class Clocked(Protocol):
     def jump(self, seconds: float) -> None:
         """The wall clock jumps, forward or back."""
         ...
+
+
+class LeaseClock:
+    """The clock by which a member counts leases while it leads."""
+
+    def __init__(self, etcd: SimEtcd, member: str) -> None:
+        self._etcd = etcd
+        self._member = member
+
+    def jump(self, seconds: float) -> None:
+        """It jumps forward."""
+        if self._etcd.leader_name == self._member:
+            self._etcd.jump(seconds)
 
 
 class LogTargets(Protocol):
@@ -108,6 +122,11 @@ class LogFaults:
             raise CannotStrike(f"{target} does not lead: it counts no leases")
         self._fleet.etcd.jump(planned.amount or 0.0)
 
+    def _etcd_clock_drift(self, planned: PlannedFault, target: str) -> Undo:
+        if target != self._fleet.etcd.leader_name:
+            raise CannotStrike(f"{target} does not lead: it counts no leases")
+        return self._drift(LeaseClock(self._fleet.etcd, target), planned.amount or 0.0)
+
     # --- replicas ----------------------------------------------------------------------------
 
     def _replica_cut(self, planned: PlannedFault, target: str) -> Undo:
@@ -155,16 +174,31 @@ class LogFaults:
     # --- spools ------------------------------------------------------------------------------
 
     def _replica_spool_torn(self, planned: PlannedFault, target: str) -> None:
-        plane = self._fleet.planes[target]
-        if plane.process is None or not self._fleet.etcd.spooling(plane.process):
-            raise CannotStrike(f"{target} spools nothing")
-        self._fleet.etcd.tear(plane.process, self._random)
+        self._fleet.etcd.tear(self._spooling_replica(target), self._random)
+        self._fleet.kill_plane(target)
+
+    def _replica_spool_corrupt(self, planned: PlannedFault, target: str) -> None:
+        self._fleet.etcd.corrupt(self._spooling_replica(target), self._random)
         self._fleet.kill_plane(target)
 
     def _agent_spool_torn(self, planned: PlannedFault, target: str) -> None:
-        host = self._fleet.hosts[target]
-        agent = host.agent
+        process = self._spooling_agent(target)
+        self._fleet.etcd.tear(process, self._random)
+        self._fleet.hosts[target].end(process)
+
+    def _agent_spool_corrupt(self, planned: PlannedFault, target: str) -> None:
+        process = self._spooling_agent(target)
+        self._fleet.etcd.corrupt(process, self._random)
+        self._fleet.hosts[target].end(process)
+
+    def _spooling_replica(self, target: str) -> Process:
+        process = self._fleet.planes[target].process
+        if process is None or not self._fleet.etcd.spooling(process):
+            raise CannotStrike(f"{target} spools nothing")
+        return process
+
+    def _spooling_agent(self, target: str) -> Process:
+        agent = self._fleet.hosts[target].agent
         if agent is None or not agent.process.alive or not self._fleet.etcd.spooling(agent.process):
             raise CannotStrike(f"{target} spools nothing")
-        self._fleet.etcd.tear(agent.process, self._random)
-        host.end(agent.process)
+        return agent.process

@@ -23,6 +23,7 @@ import grpc
 from msgspec import Struct
 from msgspec.structs import replace
 
+from relume.chaos import damaged_bytes
 from relume.chaos.call_recorder import CallRecorder
 from relume.chaos.memory_folder import memory_folder
 from relume.chaos.sim.etcd.key_store import (
@@ -47,7 +48,6 @@ from relume.events.etcd.keys import Keys, after_prefix
 from relume.events.etcd.reader import scan
 from relume.events.etcd.reader.log_reader import EtcdReader
 from relume.events.etcd.writer.backlog import Backlog
-from relume.events.etcd.writer.spool import framed
 from relume.events.etcd.writer.stream_writer import EtcdWriter
 from relume.events.log.interface import LandedSegment, RevisionGroup
 
@@ -206,12 +206,15 @@ class SimEtcd:
         """Leave each spool of the process as a loss of power in the middle of a write would: with a
         part of the batch that is not synced, or with bytes that were never written."""
         for backlog in self._spools_of(process):
-            spool = backlog._spool
-            assert spool is not None
-            batch = b"".join(framed(record) for record, _ in backlog._unwritten)
-            torn = batch[: rng.randrange(len(batch))] if batch else bytes(rng.randrange(1, 64))
-            with spool.path.open("ab") as file:
-                file.write(torn)
+            assert backlog._spool is not None
+            batch = [record for record, _ in backlog._unwritten]
+            damaged_bytes.tear(backlog._spool.path, batch, rng)
+
+    def corrupt(self, process: Process, rng: random.Random) -> None:
+        """Damage the last record of each spool of the process."""
+        for backlog in self._spools_of(process):
+            assert backlog._spool is not None
+            damaged_bytes.corrupt(backlog._spool.path, rng)
 
     def _spools_of(self, process: Process) -> list[Backlog]:
         writers = self._writers.get(process, ())

@@ -34,7 +34,7 @@ AFTER_MS = 500
 NEVER = 1 << 62
 WHOLE = ("stop", "length")
 """Finish reasons of an engine that generated all."""
-KILLS = frozenset(("engine-kill", "agent-kill", "agent-spool-torn"))
+KILLS = frozenset(("engine-kill", "agent-kill", "agent-spool-torn", "agent-spool-corrupt"))
 """Faults that leave the blocks which the host holds for others."""
 STAYS = frozenset((RouteCause.ARRIVAL, RouteCause.MOVED, RouteCause.CORRUPT))
 """Causes of dispatches without a dead engine before them."""

@@ -63,6 +63,7 @@ _OF_HOSTS = frozenset(
         "agent-terminate",
         "agent-stop",
         "agent-spool-torn",
+        "agent-spool-corrupt",
         "primary-and-holder-kill",
         "domain-loss",
         "cut",
