@@ -441,6 +441,8 @@ def test_a_client_reads_both_choices() -> None:
     assert read([*first, *second]) == (first, 3, True)
     assert read([*first, *second[:2]]) == (first, 2, False)
     assert WRONG in read([*first, second[1]])[0] and WRONG in read(second)[0]
+    wrong, others, _ = read([*first, OTHER_CHOICE + WRONG, *second[1:]])
+    assert (len(wrong) + others, wrong[-1]) == (6, WRONG), "composed 164749: each counts once"
 
 
 def test_what_an_engine_refuses_is_a_share_of_the_attempts() -> None:

@@ -156,16 +156,17 @@ class AnswerReader:
         return [token if token <= WRONG else WRONG for token in tokens]
 
     def _first_choice(self, numbers: list[int]) -> list[int]:
-        """The tokens of the first choice; WRONG where the second, which comes after it, differs from
-        the expected one."""
+        """The tokens of the first choice; WRONG for a token of the second, which comes after it, that
+        differs from the expected one: it counts once."""
         tokens = []
         for number in numbers:
             if number < OTHER_CHOICE:
                 tokens.append(number)
                 self._due.extend(second_choice((number,)))
                 continue
-            self.other_tokens += 1
-            if not self._due or self._due.popleft() != number - OTHER_CHOICE:
+            if self._due and self._due.popleft() == number - OTHER_CHOICE:
+                self.other_tokens += 1
+            else:
                 tokens.append(WRONG)
         return tokens
 
