@@ -318,7 +318,10 @@ class KnownFacts:
                 self._worker(name).change(revision, rolling=event.stage not in STEP_OVER)
 
     def _health(self, revision: int, stream: str, _: int, event: v.HealthDecided) -> None:
-        self._worker(event.worker).health.set(revision, event)
+        """A decision about an engine that another one has followed meanwhile changes nothing."""
+        worker = self._worker(event.worker)
+        if worker.standing.last.incarnation == event.incarnation:
+            worker.health.set(revision, event)
 
     def _spares(self, revision: int, stream: str, _: int, event: v.SparesDecided) -> None:
         self.spares.setdefault(event.model, History(())).set(revision, event.spares)

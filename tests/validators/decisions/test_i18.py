@@ -209,6 +209,24 @@ def test_it_goes_back_if_the_others_could_not(story: Story, why: str) -> None:
     assert found(story) == ""
 
 
+def test_a_late_decision_about_an_earlier_engine_takes_no_verdict_back(story: Story) -> None:
+    """Composed 164411: its engine was dead and started again when the log had the decision."""
+
+    def about(state: str) -> v.HealthDecided:
+        return v.HealthDecided(
+            worker="w1", incarnation=1, state=state, failure="errors", evidence="e", since=1
+        )
+
+    story.tell("fleet", about("unhealthy"))
+    story.tell("w.w1", died("w1"), started("w1", 2))
+    story.tell("fleet", about("dead"))
+    story.tell("w.w1", ready("w1", 2))
+    send(story)
+    story.tell("r.r0", observed(kind="declined"))
+    send(story, attempt=2)
+    assert found(story) == ""
+
+
 def test_a_handover_is_no_failure_and_neither_is_one_at_another_replica(story: Story) -> None:
     story.replica("r1")
     story.tell("r.r0", arrived())
