@@ -49,7 +49,7 @@ class Client:
         self._gateways = gateways
         self._tokens = tokens
         self._clients = [
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2, timeout=60.0)
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0)
             for url in gateways
         ]
         self.reference: dict[str, str] = {}
