@@ -50,10 +50,10 @@ def late_records(
 
 
 def paths_to_etcd(seed: int, fleet: Fleet, traffic: Traffic, without: Collection[str]) -> Composed:
-    """In one of four seeds, a way to etcd fails, a member of etcd does, a clock is wrong, or a spool is
+    """In two of five seeds, a way to etcd fails, a member of etcd does, a clock is wrong, or a spool is
     torn."""
     rng = Random(f"compose-paths-to-etcd:{seed}")
-    if rng.random() >= 0.25:
+    if rng.random() >= 0.4:
         return fleet, traffic, ()
     fleet_of, traffic_of, faults = rng.choice(_PATHS)(rng, fleet, traffic)
     if {fault.what for fault in faults} & {*without}:
@@ -290,6 +290,7 @@ _PATHS: tuple[Callable[[Random, Fleet, Traffic], Composed], ...] = (
     _replica_is_cut_off,
     _member_fails,
     _clocks_differ,
+    _spool_is_torn,
     _spool_is_torn,
 )
 

@@ -172,6 +172,7 @@ def _known(run: Outcome, log: Log) -> RecordedFacts:
             link_ms=_link_ms(run),
             cut=tuple(_cut_workers(run)),
             blind=tuple(_blind_replicas(run)),
+            outages=tuple(_outages(run)),
         ),
     )
 
@@ -208,6 +209,13 @@ def _blind_replicas(run: Outcome) -> Iterator[tuple[str, int, int]]:
         if fired.what in _BLINDS_REPLICAS:
             for name in fired.target.split(","):
                 yield f"r.{name}", *span_ms(run, fired)
+
+
+def _outages(run: Outcome) -> Iterator[tuple[int, int]]:
+    """From when to when (wall ms) nothing could be written into the log. Slow disks only delay it."""
+    for fired in run.fired:
+        if _stops_log(run, fired) and fired.what != "disk-slow":
+            yield span_ms(run, fired)
 
 
 def _cut_from(run: Outcome, fired: FiredFault) -> str:

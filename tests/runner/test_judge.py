@@ -185,6 +185,20 @@ def test_replicas_that_could_not_read_the_log_are_known(good: Outcome) -> None:
     assert _known(run, Log([])).slowed.blind == (("r.r0", 1100, 2100), ("r.r1", 1100, 2100))
 
 
+@pytest.mark.parametrize(
+    ("what", "members", "outages"),
+    [("etcd-kill", 1, ((1100, 2100),)), ("etcd-kill", 3, ()), ("disk-slow", 1, ())],
+)
+def test_outages_of_etcd_are_known(
+    good: Outcome, what: str, members: int, outages: tuple[tuple[int, int], ...]
+) -> None:
+    """Of three members, two remain; a slow disk only delays what is written."""
+    fired = FiredFault(name="k", what=what, target="e0", at_ns=10**9, until_ns=2 * 10**9)
+    schedule = replace(good.schedule, etcd=tuple(f"e{n}" for n in range(members)))
+    run = replace(good, schedule=schedule, fired=(fired,), began_ms=100)
+    assert _known(run, Log([])).slowed.outages == outages
+
+
 def test_workers_that_faults_made_slow_are_known(good: Outcome) -> None:
     planned = [
         PlannedFault(name=name, what=what, target="w0,w1", at_ns=0, amount=amount)

@@ -298,6 +298,86 @@ def test_i10_does_not_count_the_time_in_which_no_engine_can_become_known(
     assert len(found) == (0 if fine else 2)
 
 
+@pytest.mark.parametrize(
+    ("dead", "gap_ms", "fine"),
+    [
+        (("w0", "w1"), 19_900, True),
+        (("w0", "w1"), 20_100, False),  # 15 s are granted once, though two attempts were cut
+        (("w0",), 19_900, False),  # it could have been sent to the other one
+    ],
+)
+def test_i10_knows_when_an_attempt_was_lost_whose_dispatch_was_written_later(
+    dead: tuple[str, ...], gap_ms: int, fine: bool
+) -> None:
+    """Composed 164721: its replica was cut from etcd from before the dispatch until after all engines
+    had died and were back. It wrote of all attempts at once, after the first token of the last one."""
+    story = Story()
+    story.worker("w0")
+    story.worker("w1")
+    story.at_ms = 4000
+    story.tell("w.w0", engine_step(queued(), v.FirstToken("q1", 1)))
+    story.tell("w.w1", engine_step(queued(attempt=2)))
+    story.at_ms = 5000
+    for worker in dead:
+        story.tell(f"w.{worker}", died(worker))
+    story.at_ms = 7000
+    story.tell("w.w0", started("w0", 2), ready("w0", 2))
+    story.at_ms = 20_100
+    story.tell("w.w0", engine_step(queued(attempt=3), v.FirstToken("q1", 3), incarnation=2))
+    story.at_ms = 21_000
+    story.tell(
+        "r.r0", arrived(), decided(), observed(), decided(attempt=2, worker="w1"),
+        observed(attempt=2, worker="w1"), decided(attempt=3, incarnation=2), ended(attempts=3),
+    )  # fmt: skip
+    client = ClientRecord(request="q1", status=200, token_count=3, gaps_ms=[gap_ms])
+    blind = [("r.r0", 3000, 20_000)]
+    found = i10_recovery_bound.check(
+        story.groups, [client], bound_ms=5000, slowed=Slowed(blind=blind)
+    )
+    assert (found == []) is fine
+
+
+@pytest.mark.parametrize(
+    ("slowed", "gap_ms", "fine"),
+    [
+        (
+            Slowed(outages=[(6000, 20_000)]),
+            13_700,
+            True,
+        ),  # beyond its bound it was silent for 8.8 s
+        (Slowed(outages=[(6000, 20_000)]), 13_900, False),
+        (Slowed(outages=[(6000, 8000)]), 6900, True),
+        (Slowed(outages=[(6000, 8000)]), 7100, False),
+        (Slowed(outages=[(1000, 4000)]), 5100, False),
+        (Slowed(blind=[("r.r0", 6000, 20_000)]), 13_700, True),
+        (Slowed(blind=[("r.r1", 6000, 20_000)]), 5100, False),
+    ],
+)
+def test_i10_knows_that_a_replica_without_the_log_sees_no_steps_of_engines(
+    slowed: Slowed, gap_ms: int, fine: bool
+) -> None:
+    """Composed 164852: etcd was away for 14 s, a stream got stuck, and its engine was busy with other
+    requests. All was written when etcd was back."""
+    story = Story()
+    story.worker("w0")
+    story.worker("w1")
+    story.at_ms = 5000
+    story.tell("r.r0", arrived(), decided())
+    story.at_ms = 22_000
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    judged = v.StreamJudged(
+        decision="r0.b.stream1", basis=v.Basis(story.revision, 0), request="q1", attempt=1,
+        worker="w0", incarnation=1, silent_us=10_300_000, from_step=0, probe="answered", steps=0,
+        decodes=False, finished=False, bound_us=1_500_000, stuck=True, held=0,
+    )  # fmt: skip
+    stuck = observed(kind="stuck")
+    story.at_ms = 27_000
+    story.tell("r.r0", judged, stuck, decided(attempt=2, worker="w1"), ended(attempts=2))
+    client = ClientRecord(request="q1", status=200, token_count=3, gaps_ms=[gap_ms])
+    found = i10_recovery_bound.check(story.groups, [client], bound_ms=5000, slowed=slowed)
+    assert (found == []) is fine
+
+
 def test_i10_knows_that_probes_take_longer_on_slow_links() -> None:
     """Composed 90965: each message took 329 ms."""
     story = short()

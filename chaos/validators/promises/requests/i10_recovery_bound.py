@@ -11,7 +11,8 @@ next engine does not count while requests wait in the queue of each engine that 
 fault slows the next engine down by does not count either, nor time in which a fault keeps a replica
 from reading the log and each engine that it could have read of is dead. Where an agent dropped reports of its
 engine, only its silence says that a stream is stuck; the first token of an attempt may be among
-reports that were lost.
+reports that were lost. While a fault keeps the log from a replica, it sees no engine steps. Then it cannot
+know that a stream is stuck if the engine has further requests.
 """
 
 from __future__ import annotations
@@ -99,16 +100,13 @@ def check(
     still = _summed(stopped)
     patience = _patience(groups, clients, still) if stopped else {}
     silences, unheard = list(_silences(groups)), _unheard(groups, cut_off)
-    full, waited = list(_full(groups)), dict[str, int]()
+    full, waited = list(_full(groups)), _unseen(groups, slowed)
+    spans = dict[str, list[tuple[int, int]]]()
     engineless = _engineless(groups, slowed.blind) if slowed.blind else {}
     owners = {course.request: course.owners for course in courses(groups).values()}
     for one in recoveries(groups):
-        begun_ms = max(
-            [one.begun_ms, *(
-                ms for stream, ms in killed
-                if stream in owners[one.request] and ms < one.back_ms
-            )]
-        )  # fmt: skip
+        kills = [ms for stream, ms in killed if stream in owners[one.request] and ms < one.back_ms]
+        begun_ms, lost_ms = max([one.begun_ms, *kills]), max([one.lost_ms, *kills])
         late = unheard.get(one.resumed_on, ())
         queued, admitted = one.queued_ms
         waits = [(max(since, queued), min(until, admitted)) for since, until in full]
@@ -118,8 +116,9 @@ def check(
             for span in unheard.get(owner, ())
         ]  # fmt: skip
         slow_ms = _slowed_ms(slowed, one)
-        waited[one.request] = (
-            waited.get(one.request, 0) + slow_ms + _covered(waits, begun_ms, one.back_ms)
+        waited[one.request] = waited.get(one.request, 0) + slow_ms
+        spans.setdefault(one.request, []).extend(
+            (max(since, lost_ms), min(until, one.back_ms)) for since, until in waits
         )
         unknown = _covered(
             [*silences, *away, *((max(s, one.sent_ms), until) for s, until in late), *waits],
@@ -143,6 +142,7 @@ def check(
         bound = bound_ms + patience.get(client.request, 0)
         if course is not None:
             bound += waited.get(course.request, 0) + _unread_ms(course, dropped)
+            bound += _covered(spans.get(course.request, ()), 0, 1 << 62)
         if client.outcome == RequestOutcome.COMPLETED and longest > bound:
             text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
             out.append(Violation(PROMISE, client.request, text))
@@ -156,6 +156,23 @@ def _slowed_ms(slowed: Slowed, one: Recovery) -> int:
         for worker, since, until, times in slowed.workers
         if worker == one.resumed_on
     )
+
+
+def _unseen(groups: Sequence[RevisionGroup], slowed: Slowed) -> dict[str, int]:
+    """By request, for how much longer its stuck streams were silent because a fault kept the log from
+    their replica. It may have written its judgement late, so each silence lies anywhere after its dispatch."""
+    sent, found = dict[tuple[str, int], int](), dict[str, int]()
+    for at in events_of(groups, "r."):
+        event = at.event
+        if type(event) is v.RouteDecided:
+            sent[event.request, event.attempt] = at.at_ms
+        elif type(event) is v.StreamJudged and event.stuck:
+            blind = [(since, until) for stream, since, until in slowed.blind if stream == at.stream]
+            since_ms = sent.get((event.request, event.attempt), at.at_ms)
+            unseen = _covered([*slowed.outages, *blind], since_ms, at.at_ms)
+            late_ms = max(0, event.silent_us - event.bound_us) // 1000
+            found[event.request] = found.get(event.request, 0) + min(unseen, late_ms)
+    return found
 
 
 def _stuck(

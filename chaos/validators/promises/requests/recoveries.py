@@ -18,13 +18,16 @@ class Recovery(Struct, frozen=True, kw_only=True):
     """One attempt that was cut. It was lost at `begun_ms`; the request continued at `back_ms` (its
     next first token, else the next cut or its end); -1: never. `resumed_on`: the worker of that
     token, if there is one; `sent_ms`: the time of the decision for that attempt, `sent_by`: its stream;
-    `queued_ms`: from when to when it was in its engine's queue. Wall times as in `Segment.at_ms`."""
+    `queued_ms`: from when to when it was in its engine's queue. `lost_ms`: as `begun_ms`, or before that
+    if the engine reported the lost attempt before its replica wrote of the dispatch. Wall times as in
+    `Segment.at_ms`."""
 
     request: str
     attempt: int
     worker: str
     kind: str
     begun_ms: int
+    lost_ms: int
     back_ms: int
     resumed_on: str
     sent_ms: int
@@ -124,8 +127,12 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
         is_left = _is_left(course)
         for index, cut in enumerate(cuts):
             event, begun = cut.event, reports.cut_ms(cut)
+            lost = begun
             if event.attempt in sent:
-                begun = max(begun, sent[event.attempt][1].at_ms)  # it may have been dead before
+                at_ms = sent[event.attempt][1].at_ms
+                queued = reports.queued_ms((course.request, event.attempt), at_ms)[0]
+                # Its engine may have been dead before.
+                begun, lost = max(begun, at_ms), max(begun, min(at_ms, queued))
             following = cuts[index + 1].at_ms if index + 1 < len(cuts) else end_ms
             after = min((n for n in sent if n > event.attempt), default=event.attempt + 1)
             place_sent, next_one = sent.get(after, (-1, None))
@@ -135,15 +142,15 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
             if is_left and (back == end_ms or back > _left_ms(course, end_ms)):
                 continue  # nobody waited for it
             # A return before the dispatch came before its first token, however late the log has it.
-            begun = max(
-                [begun, *(min(ms, back) for n, ms in returns if ms <= back or n < place_sent)]
-            )
+            came = [min(ms, back) for n, ms in returns if ms <= back or n < place_sent]
+            begun, lost = max([begun, *came]), max([lost, *came])
             yield Recovery(
                 request=course.request,
                 attempt=event.attempt,
                 worker=event.worker,
                 kind=event.kind,
                 begun_ms=begun,
+                lost_ms=lost,
                 back_ms=back,
                 resumed_on=resumed_on,
                 sent_ms=sent_ms if sent_ms >= 0 else begun,
