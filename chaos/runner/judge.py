@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from relume.chaos.outcome import FiredFault, Kind, Outcome
 from relume.chaos.runner.run_statistics import figures_of, real
-from relume.chaos.runner.strikes import span_ms, strikes_of
+from relume.chaos.runner.strikes import span_ms, stops_log, strikes_of
 from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from relume.chaos.scenario.language import Disorder
 from relume.chaos.scenario.schedule import PlannedFault
@@ -214,7 +214,7 @@ def _blind_replicas(run: Outcome) -> Iterator[tuple[str, int, int]]:
 def _outages(run: Outcome) -> Iterator[tuple[int, int]]:
     """From when to when (wall ms) nothing could be written into the log. Slow disks only delay it."""
     for fired in run.fired:
-        if _stops_log(run, fired) and fired.what != "disk-slow":
+        if stops_log(run, fired) and fired.what != "disk-slow":
             yield span_ms(run, fired)
 
 
@@ -330,7 +330,7 @@ def _away(run: Outcome) -> Iterator[tuple[int, int, str]]:
         if cut == "gateway" or fired.what in ("engine-stop", "record-unreadable"):
             for name in fired.target.split(","):
                 yield fired.at_ns, until_ns, name
-        unreported = _stops_log(run, fired)
+        unreported = stops_log(run, fired)
         silenced = cut == "etcd" or fired.what == "agent-stop"
         for died_ns, dead in deaths:
             is_silent = silenced and dead in fired.target.split(",")
@@ -385,24 +385,13 @@ def _deaths(run: Outcome) -> Iterator[tuple[int, str]]:
                 yield fired.at_ns, name
 
 
-_STOPS_OF_MEMBERS = frozenset(
-    ("etcd-stop", "etcd-kill", "etcd-cut", "etcd-defragment", "disk-slow", "disk-hangs")
-)
-
-
-def _stops_log(run: Outcome, fired: FiredFault) -> bool:
-    """Whether the fault left etcd without a majority, or without space."""
-    outvoted = 2 * len(fired.target.split(",")) > len(run.schedule.etcd)
-    return fired.what == "etcd-quota" or (fired.what in _STOPS_OF_MEMBERS and outvoted)
-
-
 def _log_away_since(run: Outcome, fired: FiredFault) -> int:
     """When (ns) the log went away before or with this fault, without the time between outages in which
     no engine could have loaded."""
     since_ns = fired.at_ns
     for other in sorted(run.fired, key=lambda one: -one.at_ns):
         until_ns = other.until_ns or run.ended_ns
-        if _stops_log(run, other) and other.at_ns < since_ns <= until_ns + RELOAD_NS:
+        if stops_log(run, other) and other.at_ns < since_ns <= until_ns + RELOAD_NS:
             since_ns = other.at_ns
     return since_ns
 

@@ -8,6 +8,10 @@ from relume.chaos.outcome import FiredFault, Outcome
 from relume.chaos.scenario.catalogue import FAULTS
 from relume.chaos.validators.strikes import THE_LOG, WRONG_WEIGHTS, Strike
 
+_STOPS_OF_MEMBERS = frozenset(
+    ("etcd-stop", "etcd-kill", "etcd-cut", "etcd-defragment", "disk-slow", "disk-hangs")
+)
+
 
 def strikes_of(run: Outcome) -> tuple[Strike, ...]:
     """The faults of processes and links; not clients that hang up. A fault that kills a holder too
@@ -25,7 +29,16 @@ def _strike(run: Outcome, fired: FiredFault) -> Strike:
         names = frozenset(name for name, domain in run.schedule.workers.items() if domain in names)
     lasts = kind.lasts == "must" or fired.what in WRONG_WEIGHTS
     since_ms, until_ms = span_ms(run, fired, lasts)
-    return Strike(what=fired.what, targets=names, since_ms=since_ms, until_ms=until_ms)
+    return Strike(
+        what=fired.what, targets=names, since_ms=since_ms, until_ms=until_ms,
+        stops_log=stops_log(run, fired),
+    )  # fmt: skip
+
+
+def stops_log(run: Outcome, fired: FiredFault) -> bool:
+    """Whether the fault left etcd without a majority, or without space."""
+    outvoted = 2 * len(fired.target.split(",")) > len(run.schedule.etcd)
+    return fired.what == "etcd-quota" or (fired.what in _STOPS_OF_MEMBERS and outvoted)
 
 
 def span_ms(run: Outcome, fired: FiredFault, lasts: bool = True) -> tuple[int, int]:

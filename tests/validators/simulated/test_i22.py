@@ -184,6 +184,36 @@ def test_reports_that_are_under_way_keep_an_engine_busy(idle_s: float, fine: boo
     assert (found(story(20, 429), known, limits=limits, report_ms={"w0": 3000}) == "") is fine
 
 
+@pytest.mark.parametrize(
+    ("away", "fine"),
+    [
+        ([(14_000, 30_000)], True),
+        ([(17_000, 30_000)], False),
+        ([(14_000, 17_000), (18_500, 30_000)], True),
+        ([(14_000, 16_000), (18_500, 30_000)], False),
+        ([(14_000, 17_000)], False),
+        ([(21_000, 30_000)], False),
+    ],
+)
+def test_a_log_that_is_away_says_of_no_engine_that_it_is_idle(
+    away: list[tuple[int, int]], fine: bool
+) -> None:
+    """Composed 164799: its replica had last read that another one's requests ran there."""
+    known = truth(429, 20, idle={"w0": [(0, False), (15 * NS, True)]})
+    calls = {f"q{n}": ClientCall(gateway="r.r0", ended_ns=99 * NS) for n in range(2, 6)}
+    known.calls.update(calls)
+    limits = limits_of({"requests": 4})
+    stops = [
+        Strike(
+            what="etcd-stop", targets=frozenset((THE_LOG,)), since_ms=a, until_ms=b, stops_log=True
+        )
+        for a, b in away
+    ]
+    assert (found(story(20, 429), known, limits=limits, strikes=stops) == "") is fine
+    others = [replace(stop, stops_log=False) for stop in stops]
+    assert "w0 had" in found(story(20, 429), known, limits=limits, strikes=others)
+
+
 def test_a_failure_without_a_fault_is_named() -> None:
     assert "0 of its attempts" in found(story(0.1, 502, failures=4), truth(502))
 

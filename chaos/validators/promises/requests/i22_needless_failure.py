@@ -16,7 +16,8 @@ failure without an explanation breaks the promise.
 - 429: it waited for the whole time in the queue, or the queue was full, or the share of its tenant.
   At most so many wait as were sent to its replica, had no answer, and were taken by no engine. It is
   needless if an engine that no fault had struck had no request for `IDLE_MS` before and after, and
-  before that for as long as the run delays its reports.
+  before that for as long as the run delays its reports. While faults keep the log away, and for `LATE_MS`
+  after, replicas know the engines of before: it must have been idle since then.
 - 503 to a client that returned: its gateway was killed, and its worker struck; however long ago, if it
   was sampled without a seed.
 - Any error: faults ended its attempts, or effects restarted their engines. If it could continue
@@ -134,6 +135,8 @@ class _Rules:
         self._reachable = [worker for worker in truth.serving if worker not in away]
         self._strikes = strikes
         self._kills = [strike for strike in strikes if strike.what in DEATHS_OF_REPLICAS]
+        gaps = ((s.since_ms, s.until_ms) for s in strikes if s.stops_log)
+        self._log_away = sorted(gaps, reverse=True)
         self._limits = limits
         self._queue = _Queue(truth)
         self.landed_ms: Mapping[int, int] = {}
@@ -189,10 +192,10 @@ class _Rules:
     def _not_full(self, call: ClientCall) -> Iterator[str]:
         at_ns, at_ms, limits = call.ended_ns, self._ms(call.ended_ns), self._limits
         waited_ms = (at_ns - call.sent_ns) // MS
-        until_ns = at_ns + IDLE_MS * MS
+        until_ns, news_ns = at_ns + IDLE_MS * MS, at_ns - (at_ms - self._news_ms(at_ms)) * MS
         idle = [
             worker for worker in self._reachable
-            if self._truth.idled(worker, at_ns - self._idle_ns(worker), until_ns)
+            if self._truth.idled(worker, news_ns - self._idle_ns(worker), until_ns)
             and not is_struck(self._strikes, (worker,), at_ms - FELT_MS, at_ms)
         ]  # fmt: skip
         if idle and not self._struck_replica(at_ms):
@@ -205,6 +208,13 @@ class _Rules:
         if waiting <= limits.requests and not is_shared:
             queue_use = f"{limits.requests} may wait, at most {waiting} did"
             yield f"it got {BUSY} after {waited_ms} ms; {queue_use}, of its tenant {of_tenant}"
+
+    def _news_ms(self, at_ms: int) -> int:
+        """The last time by then of which the log could tell replicas what engines have."""
+        for since_ms, until_ms in self._log_away:
+            if since_ms < at_ms <= until_ms + LATE_MS:
+                at_ms = since_ms
+        return at_ms
 
     def _idle_ns(self, worker: str) -> int:
         """Time for which it must be idle until every replica knows."""
