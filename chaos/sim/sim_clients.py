@@ -56,7 +56,7 @@ class Call:
 
     __slots__ = (
         "_clients", "_reader", "connection", "ended_ns", "first_ns", "gateway", "last_ns",
-        "longest_ns", "message", "over", "record", "refusal", "request", "sent_ns",
+        "longest_ns", "message", "over", "record", "refusal", "request", "sent_ns", "served_by",
     )  # fmt: skip
 
     def __init__(self, clients: Clients, request: Request) -> None:
@@ -73,6 +73,8 @@ class Call:
         self.message = ""
         self.ended_ns = 0
         self.gateway = ""
+        self.served_by = ""
+        """The gateway that gave it its last token."""
 
     def tokens(self, stretch: Stretch) -> None:
         """See ports.Caller."""
@@ -107,6 +109,8 @@ class Call:
         self._had(self._reader.read(stretch.data))
 
     def _had(self, tokens: list[int]) -> None:
+        if tokens:
+            self.served_by = self.gateway
         self.record.tokens += tokens
         self.record.token_count += len(tokens)
         self.record.other_tokens = self._reader.other_tokens
@@ -166,6 +170,7 @@ class Call:
             status=self.refusal,
             message=self.message,
             last_ns=self.last_ns,
+            served_by=replicas.get(self.served_by, ""),
         )
 
     def history(self, began_ns: int) -> History:

@@ -49,7 +49,8 @@ class ClientCall(NamedTuple):
     """A request on its client's side. `gateway`: the stream of its replica, empty if its client
     returned and may have been elsewhere. `status` and `message` of the error that ended it (0: none
     did; no message: an engine's own answer on a relayed route). Times in ns of the run's loop;
-    `first_ns` 0: it got no token; `last_ns`: the last one that it got."""
+    `first_ns` 0: it got no token; `last_ns`: the last one that it got; `served_by`: the stream of the
+    replica that it got it from."""
 
     gateway: str = ""
     kind: str = "streaming"
@@ -60,6 +61,7 @@ class ClientCall(NamedTuple):
     status: int = 0
     message: str = ""
     last_ns: int = 0
+    served_by: str = ""
 
 
 class QueuedReport(NamedTuple):

@@ -337,7 +337,7 @@ def away(at_s: int, **more: Any) -> GroundTruth:
     return known
 
 
-def returned(at_s: int, verdict: str = "sampled") -> Story:
+def returned(at_s: int, verdict: str = "sampled", is_tried: bool = True) -> Story:
     """The client of q1, which may be away for 30 s, returns then, and its worker lacks its stream."""
     log = Story()
     log.worker()
@@ -347,7 +347,7 @@ def returned(at_s: int, verdict: str = "sampled") -> Story:
     log.at_ms = 1000 * at_s
     back = v.ClientReturned(request="q1", claim="c", attempt=1, tokens=5, events=1)
     end = replace(ended(), outcome="failed", status=502)
-    log.tell("r.r0", back, observed(kind="detached"), end)
+    log.tell("r.r0", back, *([observed(kind="detached")] if is_tried else []), end)
     return log
 
 
@@ -371,3 +371,53 @@ def test_faults_count_at_the_time_of_the_attempts_however_late_the_log_has_them(
     assert found(log, known, strikes=[repeats]) == ""
     late = replace(repeats, since_ms=50_000, until_ms=60_000)
     assert "0 of its attempts" in found(log, known, strikes=[late])
+
+
+@pytest.mark.parametrize("struck", ["w0", "r0", "both"])
+def test_what_its_engine_had_finished_is_lost_with_its_gateway_and_its_worker(struck: str) -> None:
+    """Composed 167276: holders drop what is finished, and its engine died 4 s after that."""
+    ended_at = {"attempts": {"q1": [("q1/1", "w0", NS)]}, "ended": {"q1/1": 3 * NS}}
+    died = replace(DIED, what="agent-kill", since_ms=7000, until_ms=7000)
+    killed = replace(
+        DIED, what="gateway-kill", targets=frozenset(("r0",)), since_ms=2000, until_ms=2000
+    )
+    strikes = {"w0": [died], "r0": [killed], "both": [died, killed]}[struck]
+    exact = returned(25, verdict="exact", is_tried=False)
+    finished = away(25, **ended_at, finished={"q1/1"})
+    assert (found(exact, finished, strikes=strikes) == "") is (struck == "both")
+    assert found(exact, away(25, **ended_at), strikes=strikes) != "", "holders have it"
+    early = [replace(strike, since_ms=2000, until_ms=2000) for strike in strikes]
+    assert found(exact, finished, strikes=early) != "", "its engine had not finished it"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "killed_ms", "attempt", "fine"),
+    [
+        ("sampled", 3000, 1, True),
+        ("exact", 3000, 1, False),
+        ("sampled", 6000, 1, False),
+        ("sampled", 3000, 2, False),
+    ],
+)
+def test_what_was_sampled_is_lost_with_the_gateway_that_moves_it(
+    verdict: str, killed_ms: int, attempt: int, fine: bool
+) -> None:
+    """Composed 167674: it was killed when the drained engine had given the attempt up."""
+    log = returned(9, verdict=verdict)
+    choice = v.MigrationChoice(
+        request="q1", attempt=attempt, tokens=9, left=9, chosen=0, options=()
+    )
+    plan = v.MigrationPlanned(
+        decision="r0.b.9", basis=v.Basis(1, 1), worker="w0", incarnation=1, cause="drain", tick=1,
+        choices=(choice,),
+    )  # fmt: skip
+    log.tell("r.r0", plan)
+    known = away(9, attempts={"q1": [("q1/1", "w0", NS)]}, ended={"q1/1": 3 * NS})
+    killed = replace(
+        DIED,
+        what="gateway-kill",
+        targets=frozenset(("r0",)),
+        since_ms=killed_ms,
+        until_ms=killed_ms,
+    )
+    assert (found(log, known, strikes=[killed]) == "") is fine

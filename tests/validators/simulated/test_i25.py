@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
 from relume.chaos.validators.promises.requests.i25_told_truth import check
 from relume.chaos.validators.records import ClientRecord
+from relume.events import vocabulary as v
 from tests.policies.story import Story, arrived, decided, ended
 
 LOST = "the worker was lost"
@@ -97,6 +98,32 @@ def test_more_tokens_than_the_log_has_of_a_client_that_left_are_named() -> None:
     assert "counted 6 tokens when it left" in found(story(**left), record, ClientCall())
     record.token_count = 4
     assert found(story(**left), record, ClientCall()) == ""
+
+
+@pytest.mark.parametrize(
+    ("served_by", "at_end", "is_named"),
+    [("r.r1", 3, False), ("r.r0", 3, True), ("r.r2", 3, True), ("", 3, True), ("r.r1", 4, True)],
+)
+def test_a_return_that_the_log_has_late_knows_no_later_tokens(
+    served_by: str, at_end: int, is_named: bool
+) -> None:
+    """Composed 167161: the client returned to r0, left, and got the rest at r1, whose claim was in the
+    log before that of r0."""
+    told = Story()
+    told.worker()
+    for name in ("r0", "r1", "r2"):
+        told.replica(name, f"b{name}")
+    returned = v.ClientReturned(request="q1", claim="c1", attempt=1, tokens=3, events=0)
+    left = {"outcome": "cancelled", "status": 499, "tokens": at_end, "finish": "-"}
+    told.tell("r.r2", arrived(), decided())
+    told.tell("r.r1", returned)
+    told.tell("r.r0", replace(returned, claim="c0"))
+    told.tell("r.r0", replace(ended(), **left))
+    record = ClientRecord(request="q1", outcome="gone", status=200, token_count=30)
+    call = ClientCall(kind="resumable", status=410, served_by=served_by)
+    text = found(told, record, call)
+    assert ("counted 30 tokens when it left" in text) == is_named
+    assert is_named or not text
 
 
 def test_another_status_of_a_whole_answer_is_named() -> None:

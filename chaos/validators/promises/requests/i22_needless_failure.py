@@ -26,6 +26,8 @@ failure without an explanation breaks the promise.
   worker that computes wrong results.
 - Another error: its client returned to the stream when its grace was over. Nobody need keep then what
   was sampled without a seed, or what its engine had finished.
+- Another error to a client that returned: its gateway was killed, and its engine had finished it and was
+  struck then; or had just handed over to that gateway what was sampled without a seed.
 
 The log is asked only where an attempt ran, and when; the words of an error count for nothing but
 the choice of its rule. A request that the log lacks was served by a replica that was killed before
@@ -107,6 +109,7 @@ def check(
     )
     rules.landed_ms = _landed(log)
     rules.report_ms = report_ms or {}
+    rules.moves = _moves(log)
     return [
         Violation(PROMISE, client.request, text)
         for client, course in of_clients(courses(log), clients)
@@ -143,6 +146,9 @@ class _Rules:
         """When the log had each revision, at the earliest."""
         self.report_ms: Mapping[str, int] = {}
         """By worker, how late its reports come: until then no replica can know that it is idle."""
+
+        self.moves: Collection[tuple[str, str, int, str]] = ()
+        """Planned moves: the stream of the replica, the request, its attempt and the worker it leaves."""
 
     def needless(self, call: ClientCall, course: Course | None) -> Iterator[str]:
         """Why its error was needless; nothing: it was not."""
@@ -272,8 +278,10 @@ class _Rules:
                 self._are_both_struck(course, ran_last, at_ms) or self._is_sample_lost(call, course)
             )
             return is_lost or count >= self._limits.errors
-        if self._is_grace_over(call, course) or self._breaks_off(
-            course, begun[-1] if begun else None, at_ms
+        if (
+            self._is_grace_over(call, course)
+            or self._is_lost_with_gateway(call, course)
+            or self._breaks_off(course, begun[-1] if begun else None, at_ms)
         ):
             return True
         by_one = bool(blows) or self._is_felt(last, at_ms, at_ms)
@@ -310,6 +318,35 @@ class _Rules:
             and is_struck(self._kills, _owners(course), since_ms, until_ms)
             and is_struck(self._strikes, ran_on, since_ms, until_ms)
         )
+
+    def _is_lost_with_gateway(self, call: ClientCall, course: Course) -> bool:
+        """Whether a fault killed a gateway of its, and its last attempt was nowhere else: its engine had
+        finished it, with no holder any more, and was struck before its client returned; or had handed
+        over to that gateway what nobody can generate again."""
+        assert course.arrived is not None
+        arrival = course.arrived.event
+        begun = self._truth.attempts.get(arrival.client_id, ())
+        if call.kind != "resumable" or not begun:
+            return False
+        name, worker, _ = begun[-1]
+        left_ns = self._truth.ended.get(name)
+        if left_ns is None:
+            return False
+        left_ms, until_ms = self._ms(left_ns), self._ms(call.ended_ns)
+        owners = _owners(course)
+        if name in self._truth.finished:
+            killed = is_struck(self._kills, owners, self._ms(call.sent_ns), until_ms)
+            return killed and is_struck(self._strikes, (worker,), left_ms, until_ms)
+        if arrival.verdict != Guarantee.SAMPLED:
+            return False
+        number = int(name.rpartition("/")[2])
+        planned = {
+            stream.removeprefix("r.")
+            for stream, request, attempt, of_worker in self.moves
+            if (request, attempt, of_worker) == (course.request, number, worker)
+        }
+        movers = planned.intersection(owners)
+        return is_struck(self._kills, movers, left_ms - SLACK_MS, left_ms + SLACK_MS)
 
     def _breaks_off(self, course: Course, last: v.RouteDecided | None, at_ms: int) -> bool:
         """Whether a fault let its engine break the last answer off, with a word of its own."""
@@ -438,6 +475,16 @@ def _restarted(log: Log) -> frozenset[tuple[str, int]]:
         if type(at.event) is v.EffectsDecided
         for effect in at.event.effects
         if effect.kind == EffectKind.RESTART
+    )
+
+
+def _moves(log: Log) -> frozenset[tuple[str, str, int, str]]:
+    """Planned moves: the stream of the replica, the request, its attempt and the worker it leaves."""
+    return frozenset(
+        (at.stream, choice.request, choice.attempt, at.event.worker)
+        for at in events_of(log, "r.")
+        if type(at.event) is v.MigrationPlanned
+        for choice in at.event.choices
     )
 
 

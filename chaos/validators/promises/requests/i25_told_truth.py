@@ -21,6 +21,8 @@ Exceptions:
 - The replica was killed or declared lost: its last words may be missing, and the leader ended the
   request. What it counted is gone with it.
 - A client that was absent: the end was not for it.
+- A client that left, and had its last tokens from another replica than the one that ended the request:
+  the return to that one was earlier, and came into the log later. It knows what its client had then.
 - A client that returned may have a part of one more frame (`PART_OF_FRAME`).
 - An answer in one piece, and one on a relayed route, shows its tokens only as a whole. The client
   of a worker that does not name its tokens counts what the log cannot.
@@ -81,7 +83,7 @@ def check(
         call = calls.get(client.request)
         if course is None or end is None or _is_unsaid(course, broken):
             continue
-        texts = [*_of_record(client, call, end)]
+        texts = [*_of_record(client, call, course, end)]
         if call is not None and call.status:
             texts += _of_error(call, end)
         found += [Violation(PROMISE, client.request, text) for text in texts]
@@ -97,7 +99,9 @@ def _is_unsaid(course: Course, broken: set[str]) -> bool:
     )
 
 
-def _of_record(client: ClientRecord, call: ClientCall | None, end: v.RequestEnded) -> Iterator[str]:
+def _of_record(
+    client: ClientRecord, call: ClientCall | None, course: Course, end: v.RequestEnded
+) -> Iterator[str]:
     counted = client.token_count + client.other_tokens
     if client.outcome == RequestOutcome.COMPLETED:
         if client.status and end.outcome == client.outcome and client.status != end.status:
@@ -115,8 +119,21 @@ def _of_record(client: ClientRecord, call: ClientCall | None, end: v.RequestEnde
     if client.outcome in FAILURES and end.outcome in FAILURES:
         if not 0 <= more <= most:
             yield f"its client counted {counted} tokens when it failed, the log {end.tokens}"
-    elif more > most:
+    elif more > most and not _was_elsewhere_later(call, course, end):
         yield f"its client counted {counted} tokens when it left, the log {end.tokens}"
+
+
+def _was_elsewhere_later(call: ClientCall | None, course: Course, end: v.RequestEnded) -> bool:
+    """Whether another replica gave the client its last tokens, and the one that ended the request has
+    it by an earlier return, which came into the log after that one's: it says what it knows."""
+    if call is None or call.served_by not in course.owners[1:-1]:
+        return False
+    owner = course.owners[-1]
+    if call.served_by == owner or all(at.stream != owner for at in course.ends):
+        return False  # another's end
+    events = [at.event for at in course.events if at.stream == owner]
+    returns = [event for event in events if type(event) is v.ClientReturned]
+    return bool(returns) and returns[-1].tokens == end.tokens
 
 
 def _of_error(call: ClientCall, end: v.RequestEnded) -> Iterator[str]:
