@@ -5,7 +5,7 @@ A decision that a replica cannot read, or does not follow, is not taken while th
 
 from __future__ import annotations
 
-from relume.policies.state.fleet import Fleet
+from relume.policies.state.fleet import Fleet, Replica
 
 
 def known_to_all(fleet: Fleet, setting: str) -> bool:
@@ -13,7 +13,16 @@ def known_to_all(fleet: Fleet, setting: str) -> bool:
     return all(setting in r.settings for r in fleet.replicas.values() if r.alive)
 
 
-def decided_for_all(fleet: Fleet, setting: str) -> bool:
-    """The same, and there is a leader that has: it decides, and all follow."""
+def decided_for_all(fleet: Fleet, setting: str, least: int = 1) -> bool:
+    """Whether the leader and every living replica have recorded a version of `least` or more as
+    `setting`: it decides, and all follow."""
     leader = fleet.replicas.get(fleet.leader)
-    return leader is not None and setting in leader.settings and known_to_all(fleet, setting)
+    if leader is None:
+        return False
+    replicas = (leader, *(r for r in fleet.replicas.values() if r.alive))
+    return all(_version(r, setting) >= least for r in replicas)
+
+
+def _version(replica: Replica, setting: str) -> int:
+    recorded = replica.settings.get(setting, "")
+    return int(recorded) if recorded.isdecimal() else 0

@@ -37,7 +37,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "cross_check": 1,
     "degradation": 1,
     "spares": 2,
-    "rollout": 2,
+    "rollout": 3,
 }
 """`route.P`: the worker that policy P chooses. `first_token`: the time predicted for it.
 `mode`: how the attempt continues what the client has.
@@ -71,7 +71,10 @@ RETAKEN: dict[str, dict[int, str]] = {
         10: "does not judge by the time of canaries; prefix caches keep blocks of a corrupt worker",
     },
     "spares": {1: "decides again what is written and not yet folded"},
-    "rollout": {1: "goes on past workers whose host is lost"},
+    "rollout": {
+        1: "goes on past workers whose host is lost",
+        2: "restarts what has drained, whatever failed meanwhile; one wrong canary holds up no step",
+    },
 }
 """Older versions of which this build still has the rule, and in what each differs from the next."""
 

@@ -132,7 +132,8 @@ def _is_lost_attempt(event: Any) -> bool:
 
 def _engines_rolled(log: Log) -> int:
     decided = (at.event for at in events_of(log, "fleet") if type(at.event) is v.RolloutDecided)
-    return sum(len(e.workers) for e in decided if e.stage == RolloutStage.RETURNED)
+    returned = (e for e in decided if e.stage == RolloutStage.RETURNED and not e.reason)
+    return sum(len(e.workers) for e in returned)
 
 
 def _is_opening(event: Any) -> bool:

@@ -169,7 +169,7 @@ class RolloutStage(Word):
     CHECKING = "checking"
     """The new engines are ready; their canaries are awaited."""
     RETURNED = "returned"
-    """The workers of the step get requests again."""
+    """The workers of the step get requests again: with new engines, or, with a reason, before their restart."""
     PAUSED = "paused"
     RESUMED = "resumed"
     DONE = "done"

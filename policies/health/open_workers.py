@@ -13,7 +13,12 @@ from relume.policies.state.unreadable import has_unacknowledged
 def is_open(fleet: Fleet, worker: Worker) -> bool:
     """Whether nothing is known against requests there: what counts as capacity, also when an operator
     drains another worker. What one replica suspects is no matter of the fleet."""
-    if worker.engine != EnginePhase.READY or not worker.present or worker.drains:
+    return not worker.drains and is_fit(fleet, worker)
+
+
+def is_fit(fleet: Fleet, worker: Worker) -> bool:
+    """The same of a worker that drains: whether only that speaks against requests there."""
+    if worker.engine != EnginePhase.READY or not worker.present:
         return False
     if has_unacknowledged(fleet, worker.name):
         return False

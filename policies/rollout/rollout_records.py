@@ -15,6 +15,9 @@ from relume.policies.state.fleet import Fleet, Leaving
 
 VERSION = "version.rollout"
 """The setting by which replicas record that they wait for lost hosts."""
+WATCHFUL = 3
+"""The version since which what fails elsewhere holds up a step that drains, and a wrong answer to one
+canary the next one."""
 DRAIN_TICKS = 120
 """Time for which requests may leave a worker, unless the operator says another."""
 ENDED = (RolloutStage.DONE, RolloutStage.CANCELLED)
@@ -42,12 +45,25 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.RolloutDecided) 
     if event.stage == RolloutStage.DRAINING:
         _drain(fleet, rollout, event.workers)
     elif event.stage == RolloutStage.RETURNED or event.stage in ENDED:
+        if is_watchful(fleet):
+            rollout.todo = [*_old(fleet, rollout), *rollout.todo]
         for name in rollout.workers:
             if (worker := fleet.workers.get(name)) is not None:
                 worker.rolling = UNSET
         rollout.workers = {}
         if event.stage in ENDED:
             rollout.todo, rollout.lost = [], UNSET
+
+
+def is_watchful(fleet: Fleet) -> bool:
+    """Whether all replicas follow `WATCHFUL`."""
+    return decided_for_all(fleet, VERSION, WATCHFUL)
+
+
+def _old(fleet: Fleet, rollout: Rollout) -> list[str]:
+    """Workers of the step that have the engine that was to end."""
+    found = ((fleet.workers.get(name), old) for name, old in rollout.workers.items())
+    return [w.name for w, old in found if w is not None and w.present and w.incarnation == old]
 
 
 def _begin(fleet: Fleet, event: v.RolloutDecided) -> None:

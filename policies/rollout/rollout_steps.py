@@ -6,7 +6,8 @@ where the last one stopped, and replay takes each decision again.
 - A step takes workers of one failure domain, as many as leave enough open (`migration.drain_floor`,
   at least one).
 - They get no requests, and what runs there leaves or ends, as in a drain.
-- Their engines are restarted when nothing runs there, or when the time to drain is over.
+- Their engines are restarted when nothing runs there, or when the time to drain is over. If too few others
+  are open before that, since another worker failed, they get requests again and come later.
 - An engine is checked when it is ready: it has to answer a canary rightly, where canaries were sent
   to the one before.
 - Then they get requests again. The next step waits while a worker of the model is unwell, or its host
@@ -24,9 +25,9 @@ from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EffectKind, EnginePhase, RolloutStage
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.judgement import LeaderSettings
-from relume.policies.health.open_workers import is_open
+from relume.policies.health.open_workers import is_fit, is_open
 from relume.policies.migration.migration_settings import config_of
-from relume.policies.rollout.rollout_records import active, lost_hosts
+from relume.policies.rollout.rollout_records import active, is_watchful, lost_hosts
 from relume.policies.rollout.rollout_state import Rollout
 from relume.policies.state.fleet import Fleet, OpenCommand, Worker
 
@@ -124,12 +125,27 @@ def _step(fleet: Fleet, rollout: Rollout, todo: list[Worker]) -> tuple[str, ...]
 
 
 def _drained(fleet: Fleet, rollout: Rollout) -> list[Any]:
+    if is_watchful(fleet) and (reason := _uncovered(fleet, rollout)):
+        return [_decided(rollout, RolloutStage.RETURNED, tuple(rollout.workers), reason=reason)]
     ticks = fleet.tick - rollout.since
     busy = any(w.attempts for w in _of_step(fleet, rollout))
     if ticks < SETTLE_TICKS or (busy and ticks < rollout.drain_ticks):
         return []
     stage = RolloutStage.RESTARTING
     return [_decided(rollout, stage, tuple(rollout.workers)), *_effects(fleet, rollout, stage)]
+
+
+def _uncovered(fleet: Fleet, rollout: Rollout) -> str:
+    """Why the step is given up: too few others are open by now, and its workers could serve."""
+    floor = max(config_of(LeaderSettings(fleet)).drain_floor, 1)
+    others = [w for w in fleet.workers.values() if w.name not in rollout.workers]
+    if sum(is_open(fleet, w) and w.model == rollout.model for w in others) >= floor:
+        return ""
+    step = _of_step(fleet, rollout)
+    could = [w.name for w in step if is_fit(fleet, w) and not w.draining and w.leaving is UNSET]
+    return (
+        f"too few workers of {rollout.model} are open without {', '.join(could)}" if could else ""
+    )
 
 
 def _restarted(fleet: Fleet, rollout: Rollout) -> list[Any]:
@@ -173,7 +189,7 @@ def _obstacle(fleet: Fleet, rollout: Rollout) -> str:
             return f"{', '.join(away)}: host lost"
         names = ", ".join(rollout.workers)
         return f"{names}: not back after {RETURN_TICKS} ticks" if late and names else ""
-    unwell = [why for w in fleet.workers.values() if (why := _unwell(w, rollout.model))]
+    unwell = [why for w in fleet.workers.values() if (why := _unwell(fleet, w, rollout.model))]
     unwell += [f"{name}: host lost" for name in _away(fleet, rollout)]
     if unwell:
         return "; ".join(sorted(unwell))
@@ -189,11 +205,15 @@ def _away(fleet: Fleet, rollout: Rollout) -> list[str]:
     return [w.name for w in found if w is not None and not w.draining]
 
 
-def _unwell(worker: Worker, model: str) -> str:
+def _unwell(fleet: Fleet, worker: Worker, model: str) -> str:
     if worker.model != model or not worker.present or worker.held or worker.draining:
         return ""
     if worker.health is not UNSET and worker.health.state in EXCLUDED:
         return f"{worker.name} is {worker.health.state}"
+    record = worker.canary
+    if record is not UNSET and record.wrong and record.incarnation == worker.incarnation:
+        if is_watchful(fleet):
+            return f"{worker.name} answers a canary wrongly"
     return "" if worker.engine == EnginePhase.READY else f"{worker.name}: engine {worker.engine}"
 
 

@@ -171,6 +171,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "7347a4cb98d1d41429df3b3d7099f45fd335d7be24ffa178db0c94cdf31f5656",
         (v.RolloutDecided, v.WorkerLost, v.StreamResumed),
     ),
+    "rollout-step-given-up": (
+        "75a9c20a5f86f17531b26fa71f60242c03c748ff9be6f3e53c68df5b61031075",
+        (v.RolloutDecided, v.EngineDied),
+    ),
     "slow-canaries": (
         "25fdeb225944f5acd2b1723e0b15ad166481a5b6801ff9115816f685393545e2",
         (v.HealthDecided, v.CanaryReported),

@@ -166,6 +166,10 @@ def nowhere(old: Callable[..., list[str]]) -> Callable[..., list[str]]:
     return lambda *_: []
 
 
+def unnamed(old: Callable[..., str]) -> Callable[..., str]:
+    return lambda *_: ""
+
+
 def tolerant(old: Callable[..., bool]) -> Callable[..., bool]:
     return lambda *_: False
 
@@ -201,6 +205,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "who ends a quarantine": (answers, "is_witnessed", lenient, "damaged-weights"),
     "which idle worker is slow": (canary_pace, "SLOW_CANARIES", 2, "slow-canaries"),
     "hosts that hold up a rollout": (rollout_steps, "_away", nowhere, "rollout-host-lost"),
+    "what gives up a step": (rollout_steps, "_uncovered", unnamed, "rollout-step-given-up"),
     "who may use a spare": ("routing.saturation", "takes_spares", lenient, "batch-passes"),
     "what a spare takes": ("routing.saturation", "BATCH_RANK", 0, "batch-spares"),
     "recovery mode": ("recovery.resume_mode", "MODES", starting_anew, "recoveries"),

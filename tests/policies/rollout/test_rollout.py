@@ -280,8 +280,8 @@ def test_a_worker_that_is_gone_is_left_out() -> None:
     assert fleet.told[-1] == ("draining", ("w2",))
 
 
-def drained_by_operator() -> v.AdminCommanded:
-    return v.AdminCommanded(command_id="d", principal="ann", command="drain", target="w2")
+def drained_by_operator(name: str = "w2") -> v.AdminCommanded:
+    return v.AdminCommanded(command_id="d", principal="ann", command="drain", target=name)
 
 
 def lose(fleet: RollingFleet, name: str) -> None:
@@ -351,6 +351,74 @@ def test_a_lost_host_holds_up_no_rollout_for_ever(how: str) -> None:
     fleet.again("w0")
     fleet.healthy_ticks(5)
     assert fleet.told[-1][1] == ("w1",)
+
+
+def test_a_step_is_given_up_if_the_other_worker_fails_while_it_drains() -> None:
+    """Else no worker would serve while its engine starts."""
+    fleet = RollingFleet("a", "b")
+    fleet.command()
+    fleet.healthy_ticks(1)
+    fleet.tell("w.w1", v.EngineDied("w1", 1, "killed"))
+    fleet.healthy_ticks(1)
+    assert fleet.told[-1] == ("returned", ("w0",))
+    assert fleet.stages[-1].reason == f"too few workers of {MODEL} are open without w0"
+    assert is_open(fleet.fleet, fleet.fleet.workers["w0"])
+    fleet.healthy_ticks(5)
+    assert fleet.told[-1] == ("paused", ())
+    fleet.tell("w.w1", v.EngineStarted("w1", 2, 101, 1), ready("w1", 2))
+    fleet.healthy_ticks(1)
+    assert fleet.told[-1] == ("draining", ("w0",)), "its restart is still to come"
+    assert not [effect for effect in fleet.effects if effect.kind == EffectKind.RESTART]
+
+
+def test_one_wrong_canary_holds_up_the_next_step() -> None:
+    """Two of them quarantine the worker; what a restart does to engines may show on the first one."""
+    fleet = RollingFleet("a", "b", "c")
+    for name in ("w0", "w1", "w2"):
+        fleet.canary(name)
+    fleet.canary("w1", tokens=(1, 3))
+    fleet.command()
+    fleet.healthy_ticks(2)
+    assert fleet.stages[-1].stage == RolloutStage.PAUSED
+    assert fleet.stages[-1].reason == "w1 answers a canary wrongly"
+    fleet.canary("w1")
+    fleet.healthy_ticks(1)
+    assert fleet.told[-1] == ("draining", ("w0",))
+
+
+@pytest.mark.parametrize("why", ["dead as well", "operator"])
+def test_a_step_is_not_given_up_for_workers_that_could_not_serve(why: str) -> None:
+    fleet = RollingFleet("a", "b")
+    fleet.command()
+    fleet.healthy_ticks(1)
+    if why == "dead as well":
+        fleet.tell("w.w0", v.EngineDied("w0", 1, "killed"))
+    else:
+        fleet.tell("r.r0", drained_by_operator("w0"))
+    fleet.tell("w.w1", v.EngineDied("w1", 1, "killed"))
+    fleet.healthy_ticks(2)
+    assert fleet.told[-1] == ("restarting", ("w0",))
+
+
+def test_a_step_is_given_up_only_before_its_restart() -> None:
+    fleet = RollingFleet("a", "b")
+    fleet.command()
+    fleet.healthy_ticks(3)
+    assert fleet.told[-1] == ("restarting", ("w0",))
+    fleet.tell("w.w1", v.EngineDied("w1", 1, "killed"))
+    fleet.healthy_ticks(2)
+    assert fleet.told[-1] == ("restarting", ("w0",))
+
+
+def test_replicas_of_an_earlier_version_do_not_know_steps_that_are_given_up() -> None:
+    fleet = RollingFleet("a", "b")
+    older = (("version.rollout", "2"),)
+    fleet.tell("r.r1", replica_started("r1", settings=older))
+    fleet.command()
+    fleet.healthy_ticks(1)
+    fleet.tell("w.w1", v.EngineDied("w1", 1, "killed"))
+    fleet.healthy_ticks(2)
+    assert fleet.told[-1] == ("restarting", ("w0",))
 
 
 def test_replicas_of_an_earlier_build_follow_the_earlier_rule() -> None:

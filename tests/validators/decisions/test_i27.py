@@ -130,3 +130,29 @@ def test_a_lost_worker_that_counts_as_back_is_found(story: Story) -> None:
     story.healthy_ticks(1)
     story.tell("fleet", stage(RolloutStage.RETURNED, "w2"))
     assert found(story) == ["w2 counts as back while its host is lost"]
+
+
+@pytest.mark.parametrize("other", ["well", "dead", "none fit"])
+def test_a_restart_that_leaves_no_worker_is_found(story: Story, other: str) -> None:
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0", "w1"))
+    if other != "well":
+        story.tell("w.w2", v.EngineDied("w2", 1, "killed"))
+    if other == "none fit":
+        for name in ("w0", "w1"):
+            story.tell(f"w.{name}", v.EngineDied(name, 1, "killed"))
+    story.healthy_ticks(1)
+    story.tell("fleet", stage(RolloutStage.RESTARTING, "w0", "w1"))
+    wrong = [f"w0, w1 restart, and no other worker of {MODEL} is open"]
+    assert found(story) == (wrong if other == "dead" else [])
+
+
+def test_a_step_that_is_given_up_returns_its_old_engines(story: Story) -> None:
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0"))
+    story.healthy_ticks(1)
+    given_up = replace(stage(RolloutStage.RETURNED, "w0"), reason="too few")
+    story.tell("fleet", given_up)
+    assert found(story) == []
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0"), stage(RolloutStage.RESTARTING, "w0"))
+    story.healthy_ticks(1)
+    story.tell("fleet", given_up)
+    assert found(story) == ["w0 returns with engine 1, ready"]

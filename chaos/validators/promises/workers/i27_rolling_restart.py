@@ -1,6 +1,7 @@
 """I27: a rolling restart takes one failure domain at a time, none while a worker of the model is
-unhealthy or quarantined or its host was lost since the rollout began, leaves a worker open, and gives
-requests to new engines alone, after their canaries if there are any.
+unhealthy or quarantined or its host was lost since the rollout began, leaves a worker open, also when it
+restarts what has drained, and gives requests to new engines alone, after their canaries if there are
+any. A step that is given up before its restart, with a reason, returns the engines it began with.
 
 Its leader decides from the log up to a tick: facts are those of the last tick before the decision.
 """
@@ -37,13 +38,15 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
 
 
 class _Walk:
-    """`step`: workers of the present step and the incarnation of each that is to end; `answered`: by
+    """`step`: workers of the present step and the incarnation of each that is to end; `restarts`: whether
+    their restart was decided; `answered`: by
     worker and incarnation, the revision of its first answer to a canary; `tick`: the revision of the
     last tick; `lost`: workers whose hosts were lost since the rollout began, `lost_then` at that tick."""
 
     def __init__(self, known: KnownFacts) -> None:
         self._known = known
         self._step: dict[str, int] = {}
+        self._restarts = False
         self.answered: dict[str, dict[int, int]] = {}
         self.tick = 0
         self.lost: set[str] = set()
@@ -67,8 +70,12 @@ class _Walk:
         if event.stage == RolloutStage.DRAINING:
             found = list(self._begins(event))
             self._step = {name: self._standing(name).incarnation for name in event.workers}
+            self._restarts = False
             return found
-        found = list(self._returns()) if event.stage == RolloutStage.RETURNED else []
+        if event.stage == RolloutStage.RESTARTING:
+            self._restarts = True
+            return list(self._leaves_none(event, "restart"))
+        found = list(self._returns(event)) if event.stage == RolloutStage.RETURNED else []
         if event.stage in STEP_OVER:
             self._step = {}
         return found
@@ -87,10 +94,14 @@ class _Walk:
                 yield f"{', '.join(event.workers)} drain while {name} is {state}"
             if self._is_lost(name, event.model):
                 yield f"{', '.join(event.workers)} drain while the host of {name} is lost"
+        yield from self._leaves_none(event, "drain")
+
+    def _leaves_none(self, event: v.RolloutDecided, what: str) -> Iterator[str]:
+        """Whether its workers could serve but for the step, and no other one does."""
         rest = [name for name in self._known.workers if name not in event.workers]
         leaves_open = any(self._is_open(name, event.model) for name in rest)
-        if not leaves_open and any(self._is_open(name, event.model) for name in event.workers):
-            yield f"{', '.join(event.workers)} drain, and no other worker of {event.model} is open"
+        if not leaves_open and any(self._is_open(n, event.model, True) for n in event.workers):
+            yield f"{', '.join(event.workers)} {what}, and no other worker of {event.model} is open"
 
     def _unwell(self, name: str, model: str) -> str:
         """The state of a worker that serves and is excluded for its health."""
@@ -104,22 +115,26 @@ class _Walk:
         standing = self._standing(name)
         return name in self.lost_then and standing.model == model and not standing.draining
 
-    def _is_open(self, name: str, model: str) -> bool:
+    def _is_open(self, name: str, model: str, but_for_step: bool = False) -> bool:
         standing = self._standing(name)
         health = self._known.workers[name].health.at(self.tick)
         serves = standing.engine == EnginePhase.READY and standing.present
-        well = not (standing.drains or standing.unreadable) and (
+        rolling = standing.rolling and not but_for_step
+        drains = standing.draining or standing.leaving or rolling
+        well = not (drains or standing.unreadable) and (
             health is None or health.state not in EXCLUDED
         )
         return serves and well and standing.model == model
 
-    def _returns(self) -> Iterator[str]:
+    def _returns(self, event: v.RolloutDecided) -> Iterator[str]:
         """Workers that left meanwhile are not judged."""
         for name, old in self._step.items():
             standing = self._standing(name)
             if self._is_lost(name, standing.model):
                 yield f"{name} counts as back while its host is lost"
             if not standing.present:
+                continue
+            if event.reason and not self._restarts and standing.incarnation == old:
                 continue
             if standing.incarnation <= old or standing.engine != EnginePhase.READY:
                 yield f"{name} returns with engine {standing.incarnation}, {standing.engine}"
