@@ -10,6 +10,7 @@ from relume.events.settings.declared import option
 from relume.events.settings.recorded import RecordedSettings
 
 MODE = "degradation.mode"
+QUEUED = "degradation.queued"
 OFF, OBSERVE, ON = "off", "observe", "on"
 MODES = (OFF, OBSERVE, ON)
 MOST_WINDOW = 600
@@ -71,6 +72,16 @@ class DegradationConfig(Struct, frozen=True, kw_only=True):
             le=100,
         ),
     ] = 100
+    queued: Annotated[
+        int,
+        option(
+            "In mode on: maximum number of requests per worker that have not begun to decode, if "
+            "`waiting.queued` allows more (0: it holds)",
+            unit="requests",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 2
 
 
 SETTINGS = RecordedSettings("degradation.", DegradationConfig)

@@ -6,7 +6,7 @@ The leader's level counts while the setting is on, and while every living replic
 from __future__ import annotations
 
 from relume.policies.degradation import levels
-from relume.policies.degradation.degradation_settings import MODE, OFF, ON, config_of
+from relume.policies.degradation.degradation_settings import MODE, OFF, ON, QUEUED, config_of
 from relume.policies.degradation.degradation_state import ModelDemand
 from relume.policies.degradation.demand import all_follow, models_of
 from relume.policies.state.overlay.view import View
@@ -39,6 +39,14 @@ def output_limit(view: View, model: str) -> int:
     """Maximum of output tokens of an arrival; 0: none."""
     level = level_of(view, model)
     return levels.output_limit(level, config_of(view).max_tokens) if level else 0
+
+
+def queued_at_worker(view: View, queued: int) -> int:
+    """`waiting.queued`, or less while levels act: a backlog is to wait where tiers count, also the one
+    that grows until the level rises. 0: no bound."""
+    if view.setting(MODE, OFF) != ON:
+        return queued
+    return min(queued, int(view.setting(QUEUED, "0")) or queued)
 
 
 def retry_after_s(view: View, model: str) -> int:

@@ -23,6 +23,7 @@ from msgspec import UNSET, Struct
 from relume.events.vocabulary.enums import EnginePhase, Exclusion, HealthState, Tier
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.agreement import known_to_all
+from relume.policies.degradation import effects
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_state import WorkerHealth
 from relume.policies.routing.route_query import RouteQuery
@@ -223,9 +224,10 @@ class QueueLimit(Struct, frozen=True, gc=False):
 
 
 def queue_limit(view: View, config: WaitingConfig) -> QueueLimit:
-    """What `config` says, with as many replicas as there are."""
+    """What `config` says, or less while levels of degradation act, with as many replicas as there are."""
     others = max(sum(replica.alive for replica in view.fleet.replicas.values()) - 1, 0)
-    return QueueLimit(config.queued, config.ahead_ms * 1000, others)
+    queued = effects.queued_at_worker(view, config.queued)
+    return QueueLimit(queued, config.ahead_ms * 1000, others)
 
 
 class Limits(Struct, frozen=True, gc=False):

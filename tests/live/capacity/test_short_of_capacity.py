@@ -89,14 +89,14 @@ class Load:
 
 
 def few_at_once(options: FleetOptions, workers: int, *replica_args: str) -> FleetOptions:
-    """So many workers whose engines run `AT_ONCE` requests; others queue at the replica."""
+    """So many workers whose engines run `AT_ONCE` requests."""
     arguments = list(options.engine_args)
     arguments[arguments.index("--max-num-seqs") + 1] = str(AT_ONCE)
     return msgspec.structs.replace(
         options,
         workers=workers,
         engine_args=tuple(arguments),
-        replica_args=(*EVENLY, "--waiting-limits", "queued=2", *replica_args),
+        replica_args=(*EVENLY, *replica_args),
     )
 
 

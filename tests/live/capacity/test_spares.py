@@ -27,7 +27,9 @@ LOOK_S = 10.0
 LATE_S = 2.5
 """A fleet that serves its load gives 90 % of the first tokens sooner (seen: 0.9 s and 1.5 s)."""
 PROMOTED_MS = 1000
-SPARE = ("--spares", "share_percent=10")
+QUEUED = ("--waiting-limits", "queued=2")
+"""Other requests queue at the replica."""
+SPARE = (*QUEUED, "--spares", "share_percent=10")
 """At least one of four."""
 
 
@@ -91,7 +93,7 @@ async def test_first_tokens_come_as_before_when_a_spare_takes_over(
     took_ms = promoted.at_ms - died.at_ms
     without = tmp_path / "without"
     without.mkdir()
-    async with pausing_fleet(few_at_once(options, 3), without, monkeypatch) as scene:
+    async with pausing_fleet(few_at_once(options, 3, *QUEUED), without, monkeypatch) as scene:
         short = await ttft_after_kill(scene, "w0")
     for name, found in (("with", kept), ("without", short)):
         median = found[len(found) // 2]
