@@ -170,7 +170,7 @@ class SimFleet:
         self.clients.start()
         self.faults.start()
         self._delay_writer()
-        operating = None
+        operating = settling = None
         if commands := self._commands():
             self.operator = Operator(
                 list(self.planes.values()), list(self.hosts), self.scenario.fleet.model, commands
@@ -186,7 +186,11 @@ class SimFleet:
                 await self.operator.end()
         while self.faults.open:
             await asyncio.sleep(LOOK_S)
+        if self.operator is not None and self.scenario.fleet.operator.each:
+            settling = asyncio.create_task(self.operator.settle())
         self.drained = await self._until(self._rested, REST_S)
+        if settling is not None:
+            settling.cancel()
 
     def _commands(self) -> Commands | None:
         """An operator's commands; if a fault waits for effects, and no others are given: drains."""

@@ -24,6 +24,8 @@ PRINCIPAL = "operator"
 UNDO = {"hold": "release", "drain": "undrain"}
 """What ends the state that a command leads to."""
 AGAIN_S = 0.1
+LOOK_S = 1.0
+"""Period in which the fleet is looked at until it is at rest: a command has its effect within that time."""
 
 
 class Operator:
@@ -68,6 +70,17 @@ class Operator:
             target, command = next(iter(self._states))
             if not self._give(command, target):
                 await asyncio.sleep(AGAIN_S)
+
+    async def settle(self) -> None:
+        """End what the log says is held or drained, until cancelled. Commands of an outage land when
+        their replica writes again: one that died writes a command after those that others got later."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            plane = next((plane for plane in self._planes if plane.running), None)
+            for worker in list(plane.fleet.workers.values()) if plane is not None else ():
+                for command, is_on in (("hold", worker.held), ("drain", worker.draining)):
+                    if is_on:
+                        self._give(UNDO[command], worker.name)
 
     def _give(self, command: str, target: str) -> bool:
         if not self.give(command, target):

@@ -247,6 +247,58 @@ def test_i10_knows_that_the_first_token_may_be_among_lost_reports(
     assert (i10_recovery_bound.check(groups, [], bound_ms=500) == []) is fine
 
 
+@pytest.mark.parametrize(
+    ("before", "tokens", "away", "fine"),
+    [
+        (0, 25, "w.w1", True),
+        (0, 25, "w.w0", False),
+        (25, 25, "w.w1", False),  # the attempt gave nothing
+        (0, 25, "", False),
+    ],
+)
+@pytest.mark.parametrize("ends", [False, True])
+def test_i10_knows_that_the_report_of_a_first_token_may_be_lost_with_the_agent(
+    before: int, tokens: int, away: str, fine: bool, ends: bool
+) -> None:
+    """Composed 167152: the next worker's agent stood still from the dispatch until its host had a new
+    one, 15 s later. Its engine made tokens meanwhile, and died. Only its replica says so."""
+    story = short()
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1", delivered=before))
+    cut = story.revision
+    if ends:
+        story.tell("r.r0", replace(ended(attempts=2), tokens=tokens))
+    else:
+        story.tell("r.r0", replace(observed(attempt=2, worker="w1"), delivered=tokens))
+        story.tell("r.r0", decided(attempt=3, delivered=tokens))
+        story.tell("w.w0", engine_step(queued(attempt=3), v.FirstToken("q1", 3)))
+        story.tell("r.r0", ended(attempts=3))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 20_400})
+    client = ClientRecord(request="q1", status=200, token_count=64, gaps_ms=[15_400.0])
+    cut_off = [(away, 5100, 20_300)] if away else []
+    found = i10_recovery_bound.check(groups, [], bound_ms=500, cut_off=cut_off)
+    assert (found == []) is fine
+    assert i10_recovery_bound.check(groups, [client], bound_ms=500, cut_off=cut_off), (
+        "its client knows"
+    )
+
+
+@pytest.mark.parametrize(("position", "fine"), [(5, True), (25, False)])
+def test_i10_does_not_count_tokens_that_a_client_brings_as_an_attempts(
+    position: int, fine: bool
+) -> None:
+    """It returned to the attempt, and had more than its replica knew."""
+    story = short()
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    back = v.ClientReturned(request="q1", claim="c", attempt=2, tokens=position, events=1)
+    story.tell("r.r0", back)
+    story.tell("r.r0", replace(observed(attempt=2, worker="w1"), delivered=25))
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 5100, cut + 2: 20_400})
+    found = i10_recovery_bound.check(groups, [], bound_ms=500, cut_off=[("w.w1", 5000, 20_300)])
+    assert (found == []) is fine
+
+
 def test_i10_knows_when_the_replica_could_not_write() -> None:
     """Composed 0: its calls to etcd were lost for 19 s, and what it did meanwhile landed after that."""
     story = short()

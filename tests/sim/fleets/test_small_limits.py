@@ -12,6 +12,7 @@ from relume.chaos.runner.judge import judge
 from relume.chaos.scenario.language import (
     Closed,
     Commands,
+    Disorder,
     Fault,
     Fleet,
     Limits,
@@ -157,3 +158,24 @@ def test_an_operator_restarts_what_it_holds_and_what_has_just_restarted() -> Non
     assert "refused: the worker is held" in outcomes and "applied" in outcomes
     fold: Fold = log.end
     assert not any(worker.draining for worker in fold.workers.values())
+
+
+def test_an_operator_ends_what_a_dead_replica_commands_late() -> None:
+    """Composed 167553: etcd was away. One replica got the commands to hold and drain, and died; another
+    got those to release and undrain, and wrote them first. So the worker stayed held and drained."""
+    given = Commands(
+        each=(("hold", "drain", "restart"), ("release", "undrain")), every_s=3.0, most=2
+    )
+    outcome = served(
+        replace(FLEET, operator=given, disorder=Disorder(late_writer="r0", late_writer_ms=400)),
+        Fault(what="etcd-stop", when=When(at_s=0.001), target="e0", for_s=9.0),
+        Fault(what="gateway-kill", when=When(at_s=2.8), target="r0"),
+        requests=96,
+    )
+    log = log_of(outcome.groups)
+    landed = [at for at in events_of(log, "r.") if type(at.event) is v.AdminCommanded]
+    commands = [(at.stream, at.event.command) for at in landed]
+    assert commands[:2] == [("r.r1", "release"), ("r.r1", "undrain")]
+    assert commands[2:4] == [("r.r0", "hold"), ("r.r0", "drain")]
+    fold: Fold = log.end
+    assert not any(worker.held or worker.draining for worker in fold.workers.values())

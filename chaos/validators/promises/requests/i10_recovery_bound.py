@@ -11,8 +11,9 @@ next engine does not count while requests wait in the queue of each engine that 
 fault slows the next engine down by does not count either, nor time in which a fault keeps a replica
 from reading the log and each engine that it could have read of is dead. Where an agent dropped reports of its
 engine, only its silence says that a stream is stuck; the first token of an attempt may be among
-reports that were lost. While a fault keeps the log from a replica, it sees no engine steps. Then it cannot
-know that a stream is stuck if the engine has further requests.
+reports that were lost, also with the agent: then only its replica says that it gave tokens. While a
+fault keeps the log from a replica, it sees no engine steps. Then it cannot know that a stream is stuck
+if the engine has further requests.
 """
 
 from __future__ import annotations

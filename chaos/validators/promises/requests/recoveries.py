@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -17,10 +18,11 @@ TICK_MS = 1000
 class Recovery(Struct, frozen=True, kw_only=True):
     """One attempt that was cut. It was lost at `begun_ms`; the request continued at `back_ms` (its
     next first token, else the next cut or its end); -1: never. `resumed_on`: the worker of that
-    token, if there is one; `sent_ms`: the time of the decision for that attempt, `sent_by`: its stream;
-    `queued_ms`: from when to when it was in its engine's queue. `lost_ms`: as `begun_ms`, or before that
-    if the engine reported the lost attempt before its replica wrote of the dispatch. Wall times as in
-    `Segment.at_ms`."""
+    token, if there is one, or of the attempt that ended then, if that one gave its client tokens: the
+    report of the first is missing. `sent_ms`: the time of the decision for that attempt, `sent_by`: its
+    stream; `queued_ms`: from when to when it was in its engine's queue. `lost_ms`: as `begun_ms`, or
+    before that if the engine reported the lost attempt before its replica wrote of the dispatch. Wall
+    times as in `Segment.at_ms`."""
 
     request: str
     attempt: int
@@ -54,6 +56,18 @@ def _left_ms(course: Course, end_ms: int) -> int:
     if arrived is None or end is None or end.outcome != RequestOutcome.CANCELLED:
         return end_ms
     return end_ms - TICK_MS * arrived.event.grace_ticks
+
+
+def _delivers(course: Course, sent: v.RouteDecided, place: int, end: Entry) -> bool:
+    """Whether the attempt that was sent at that place of its course, and of which `end` is the cut or the
+    request's end, gave its client any token. A client that returns may have more than its replica knew."""
+    count = sent.delivered
+    for at in itertools.takewhile(lambda at: at is not end, course.events[place + 1 :]):
+        if type(at.event) is v.ClientReturned:
+            count = max(count, at.event.tokens)
+    if type(end.event) is v.RequestEnded:
+        return bool(end.event.tokens > count)
+    return bool(end.event.attempt == sent.attempt and end.event.delivered > count)
 
 
 class _Reports:
@@ -133,12 +147,16 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
                 queued = reports.queued_ms((course.request, event.attempt), at_ms)[0]
                 # Its engine may have been dead before.
                 begun, lost = max(begun, at_ms), max(begun, min(at_ms, queued))
-            following = cuts[index + 1].at_ms if index + 1 < len(cuts) else end_ms
+            next_end = next(iter([*cuts[index + 1 :], *course.ends]), None)
+            following = -1 if next_end is None else next_end.at_ms
             after = min((n for n in sent if n > event.attempt), default=event.attempt + 1)
             place_sent, next_one = sent.get(after, (-1, None))
             sent_ms, decision = (-1, None) if next_one is None else (next_one.at_ms, next_one.event)
             of = course.request, after
             back, resumed_on = reports.back(of, decision, sent_ms, following)
+            if decision is not None and next_end is not None and not resumed_on:
+                delivers = _delivers(course, decision, place_sent, next_end)
+                resumed_on = decision.worker if delivers else ""
             if is_left and (back == end_ms or back > _left_ms(course, end_ms)):
                 continue  # nobody waited for it
             # A return before the dispatch came before its first token, however late the log has it.
