@@ -33,7 +33,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "overdue": 5,
     "leader": 1,
     "detail": 1,
-    "health": 11,
+    "health": 12,
     "cross_check": 1,
     "degradation": 1,
     "spares": 2,
@@ -69,6 +69,7 @@ RETAKEN: dict[str, dict[int, str]] = {
         "other one confirms end its quarantine",
         9: "the same if they are those of an earlier engine of the worker",
         10: "does not judge by the time of canaries; prefix caches keep blocks of a corrupt worker",
+        11: "holds of a breaker double also while no other worker can serve",
     },
     "spares": {1: "decides again what is written and not yet folded"},
     "rollout": {

@@ -6,7 +6,8 @@ decided last. Time is ticks.
 
 - *Errors* count by request: `errors` different requests that failed within the window open the
   breaker. It holds for a time that doubles with each opening in a row, with a jitter drawn from the
-  leader's recorded seed. Then one replica probes it, until another one has requests and it has none.
+  leader's recorded seed. Since version 12 the time does not double while no other worker of the model
+  is open. Then one replica probes it, until another one has requests and it has none.
   Since version 9 requests that wait for a worker count too. Since version 6 failures before the window
   count too, up to ten windows, while no request has succeeded there since.
 - *A hang* is a replica's judgement (`StallJudged`), for which the engine made no step in the log
@@ -48,6 +49,7 @@ from relume.policies.health import canary_pace, pace
 from relume.policies.health.health_life import EXCLUDED, LIFE, Finding, is_quarantined
 from relume.policies.health.health_settings import HealthConfig, config_of
 from relume.policies.health.health_state import DroppedReports, WorkerHealth
+from relume.policies.health.open_workers import has_other_open
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet, Worker
 
@@ -66,6 +68,9 @@ SLOW_AGAIN = 0.8
 FADE_WINDOWS = 10
 """A worker that was healthy for so many windows has its next breaker open for the shortest time."""
 _SHOWN = 3
+_NEWEST = 1 << 16
+"""Stands for the version of a leader that recorded none. It decides nothing; what the fold holds as owed
+stays as in earlier builds."""
 
 
 class LeaderSettings:
@@ -90,23 +95,26 @@ class Review:
         self.config = config_of(LeaderSettings(fleet))
         self.owed: list[HealthDecided | VerdictsWithheld | CanaryValuesDecided] = []
         leader = fleet.replicas.get(fleet.leader)
-        version = leader.settings.get(VERSION) if leader is not None else "1"
-        self.by_pace = version != "1"
+        recorded = leader.settings.get(VERSION) if leader is not None else "1"
+        version = int(recorded or _NEWEST)
+        self.by_pace = version >= 2
         """Whether slowness is decided as since version 2."""
-        self.by_canary = version not in ("1", "2", "3")
+        self.by_canary = version >= 4
         """Whether canaries are evidence, as since version 4."""
-        self.by_checks = self.by_canary and version != "4"
+        self.by_checks = version >= 5
         """Whether cross-checks are evidence, as since version 5."""
-        self.by_earlier = self.by_checks and version != "5"
+        self.by_earlier = version >= 6
         """Whether failures before the window count, as since version 6."""
-        self.by_kind = self.by_earlier and version != "6"
+        self.by_kind = version >= 7
         """Whether wrong results are guarded apart from other failures, as since version 7."""
-        self.by_reports = self.by_kind and version != "7"
+        self.by_reports = version >= 8
         """Whether unreadable reports are evidence, as since version 8."""
-        self.by_waiting = self.by_reports and version != "8"
+        self.by_waiting = version >= 9
         """Whether requests without a worker count for who probes, as since version 9."""
-        self.by_time = self.by_waiting and version not in ("9", "10")
+        self.by_time = version >= 11
         """Whether the time of canaries is evidence, as since version 11."""
+        self.by_others = version >= 12
+        """Whether a hold depends on the other workers of the model, as since version 12."""
         self.canary = canary_settings.config_of(LeaderSettings(fleet))
         self.checks = check_settings.config_of(LeaderSettings(fleet))
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
@@ -197,9 +205,11 @@ class Review:
 
     def _hold(self, worker: Worker, health: WorkerHealth) -> int:
         """Ticks for which a breaker that opens now stays open: between half and all of a time that
-        doubles with each opening in a row."""
+        doubles with each opening in a row, while another worker can serve."""
         config, fleet = self.config, self.fleet
-        most = min(config.hold_ticks << min(health.trips, 16), config.longest_ticks)
+        doubles = not self.by_others or has_other_open(fleet, worker)
+        trips = min(health.trips, 16) if doubles else 0
+        most = min(config.hold_ticks << trips, config.longest_ticks)
         leader = fleet.replicas.get(fleet.leader)
         seed = leader.seed if leader is not None else 0
         draw = Random(f"{seed}:{worker.name}:{worker.incarnation}:{fleet.tick}:{health.trips}")

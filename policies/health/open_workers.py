@@ -23,3 +23,12 @@ def is_fit(fleet: Fleet, worker: Worker) -> bool:
     if has_unacknowledged(fleet, worker.name):
         return False
     return worker.health is UNSET or worker.health.state not in EXCLUDED
+
+
+def has_other_open(fleet: Fleet, worker: Worker) -> bool:
+    """Whether another worker of its model may get requests."""
+    return any(
+        is_open(fleet, other)
+        for other in fleet.workers.values()
+        if other is not worker and other.model == worker.model
+    )

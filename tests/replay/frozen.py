@@ -175,6 +175,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "75a9c20a5f86f17531b26fa71f60242c03c748ff9be6f3e53c68df5b61031075",
         (v.RolloutDecided, v.EngineDied),
     ),
+    "only-worker": (
+        "f04dc07dbba16da9d60ec80106fcf4aa8060fbd8c92a9934e364a0f7e644dd09",
+        (v.HealthDecided, v.TransportObserved),
+    ),
     "slow-canaries": (
         "25fdeb225944f5acd2b1723e0b15ad166481a5b6801ff9115816f685393545e2",
         (v.HealthDecided, v.CanaryReported),

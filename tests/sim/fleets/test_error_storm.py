@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from relume.chaos.runner.judge import judge
+from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.language import (
     Closed,
     Fault,
@@ -113,3 +114,16 @@ def test_the_probes_go_to_the_replica_whose_requests_wait(tmp_path: Path) -> Non
     events = [at.event for at in events_of(outcome.groups)]
     probing = [e for e in events if type(e) is v.HealthDecided and e.state == HealthState.PROBING]
     assert [(e.worker, e.prober) for e in probing] == [("w1", "r1"), ("w1", "r0")]
+
+
+def test_the_only_worker_gets_a_request_every_few_ticks() -> None:
+    """Composed 164836: its breaker held twice as long each time, and clients were refused."""
+    scenario = scenario_reader.load(Path(__file__).parents[1] / "only-worker-fails.yaml")
+    outcome = run(scenario, 1)
+    verdict = judge(outcome)
+    assert (verdict.result, verdict.why) == ("passed", ())
+    assert not verify(outcome.groups).divergences
+    events = [at.event for at in events_of(outcome.groups)]
+    opened = [e for e in events if type(e) is v.HealthDecided and e.until >= 0]
+    assert len(opened) > 5
+    assert all(e.until - e.since <= HealthConfig().hold_ticks for e in opened)
