@@ -166,7 +166,7 @@ def routes(
             incidents.incident,
             Incident,
             "One failure with the streams it touched and its causal chain",
-            Param("id", "path", "incident id, or the latest of w0, w0:1, daemon:w0, r0"),
+            Param("id", "path", "incident id, or the latest of w0, w0:1, daemon:w0, stream:w0, r0"),
         ),
         get(
             "/events",

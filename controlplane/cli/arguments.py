@@ -68,7 +68,7 @@ def incidents(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="",
         metavar="ID",
-        help="with show: an id of the list, or the latest of w0, w0:1, daemon:w0, r0",
+        help="with show: an id of the list, or the latest of w0, w0:1, daemon:w0, stream:w0, r0",
     )
     parser.add_argument("--worker", default="", help="only those of this worker or gateway")
     parser.add_argument("--open", action="store_true", help="only those whose capacity is not back")

@@ -12,6 +12,10 @@ MOST_EVENTS = 250
 """Events of its causal chain that a record lists; it counts those that it leaves out."""
 MOST_OF_STREAMS = 200
 """Of these, at most so many are about single streams, so that the worker's own find room."""
+MOST_OF_FACTS = 200
+"""Of an unreadable stream, at most so many are about what cannot be read: a trust finds room."""
+SEGMENT = "segment "
+"""The reason begins so if a whole segment is damaged."""
 MOST_SERVED = 5_000
 """Requests served by a corrupt worker that a record lists; it counts all of them."""
 
@@ -59,7 +63,8 @@ class IncidentInfo(Struct, kw_only=True):
     Times are the writers' wall clocks in milliseconds, -1: not happened, or not known. `began_ms`;
     `noticed_ms`, the first event; `decided_ms`, the first decision because of it;
     `first_stream_on_ms` and `last_stream_on_ms`: a touched stream had its next token;
-    `capacity_back_ms`: the engine, the daemon or the gateway serves again.
+    `capacity_back_ms`: the engine, the daemon or the gateway serves again, or an operator trusts the
+    worker whose stream could not be read.
 
     Of the `streams` touched, `continued` had a next token, `failed` ended before, `left` lost their
     client before. `workers` continued them, with the number of streams. `longest_gap_us`: the
@@ -67,7 +72,8 @@ class IncidentInfo(Struct, kw_only=True):
     TTFT of those touched before their first token (both -1: no such stream has ended).
 
     Of a corruption: `served` requests got tokens from the worker since its last right answers, or
-    more, if `served_at_least`: the record remembers a bounded number."""
+    more, if `served_at_least`: the record remembers a bounded number. Of a stream that could not be
+    read: `trusted_by`, the operator who trusted its worker again."""
 
     summary: str = ""
     id: str
@@ -91,6 +97,7 @@ class IncidentInfo(Struct, kw_only=True):
     longest_ttft_us: int = -1
     served: int = 0
     served_at_least: bool = False
+    trusted_by: str = ""
     workers: dict[str, int] = field(default_factory=dict)
 
 
@@ -105,7 +112,7 @@ class Incident(IncidentInfo, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """The name by which people ask for it: w0:1, daemon:w0, r0."""
-        if self.part == FailedPart.DAEMON:
-            return f"daemon:{self.name}"
+        """The name by which people ask for it: w0:1, daemon:w0, stream:w0, r0."""
+        if self.part in (FailedPart.DAEMON, FailedPart.STREAM):
+            return f"{self.part}:{self.name}"
         return f"{self.name}:{self.incarnation}" if self.incarnation else self.name

@@ -17,6 +17,7 @@ from relume.controlplane.incidents.incident import Incident
 from relume.controlplane.incidents.other_failures import DaemonFailures, GatewayFailures
 from relume.controlplane.incidents.served_requests import ServedRequests
 from relume.controlplane.incidents.touched_streams import TouchedStreams
+from relume.controlplane.incidents.unreadable_streams import UnreadableStreams
 from relume.controlplane.incidents.worker_failures import WorkerFailures
 from relume.events import vocabulary as v
 from relume.events.log.entries import Entry, entries
@@ -36,11 +37,13 @@ class IncidentFold:
         self._workers = WorkerFailures(self._book, self._streams)
         self._daemons = DaemonFailures(self._book, self._streams)
         self._gateways = GatewayFailures(self._book, self._streams)
+        self._unreadable = UnreadableStreams(self._book)
         self.handlers: dict[type, Handler] = {
             **self._workers.handlers,
             **DecidedHealth(self._book, self._workers.evidence, self._served).handlers,
             **self._daemons.handlers,
             **self._gateways.handlers,
+            **self._unreadable.handlers,
             v.Tick: self._on_tick,
             v.RouteDecided: self._on_routed,
             v.TransportObserved: self._on_observed,
@@ -50,6 +53,7 @@ class IncidentFold:
             v.RestoreFailed: self._on_restore_failed,
             v.ClientReturned: self._on_returned,
             v.RequestEnded: self._on_ended,
+            v.WorkerRegistered: self._on_registered,
             v.WorkerForgotten: self._on_forgotten,
             v.ReplicaStarted: self._on_replica,
             v.ReplicaStopped: self._on_replica,
@@ -130,15 +134,22 @@ class IncidentFold:
             self._gateways.on_stream_resumed(entry)
         elif entry.stream.startswith("w."):
             self._workers.handlers[v.StreamResumed](entry, event)
+            self._unreadable.on_worker_here(entry, entry.stream[2:])
+
+    def _on_registered(self, entry: Entry, event: v.WorkerRegistered) -> None:
+        self._workers.handlers[v.WorkerRegistered](entry, event)
+        self._unreadable.on_worker_here(entry, event.worker)
 
     def _on_forgotten(self, entry: Entry, event: v.WorkerForgotten) -> None:
         self._workers.handlers[v.WorkerForgotten](entry, event)
         if not self._workers.knows(event.worker):
             self._served.forget_worker(event.worker)
+            self._unreadable.on_worker_gone(entry, event.worker)
 
     def _on_deregistered(self, entry: Entry, event: v.WorkerDeregistered) -> None:
         self._workers.handlers[v.WorkerDeregistered](entry, event)
         self._daemons.on_worker_left(entry, event.worker)
+        self._unreadable.on_worker_gone(entry, event.worker)
 
 
 def _settled(case: Case, entry: Entry) -> None:

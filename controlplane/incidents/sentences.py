@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from relume.controlplane.incidents.incident import Incident, IncidentInfo
+from relume.controlplane.incidents.incident import SEGMENT, Incident, IncidentInfo
 from relume.events.vocabulary.enums import DeathReason, FailedPart, FailureClass
 
 
@@ -38,6 +38,15 @@ def _what(record: IncidentInfo) -> str:
         return f"the state daemon of {name} was lost ({reason})"
     if record.part == FailedPart.GATEWAY:
         return f"gateway {name} was lost ({reason})"
+    if record.part == FailedPart.STREAM and reason.startswith(SEGMENT):
+        return f"a segment of {name}'s stream in the log is damaged ({reason})"
+    if record.part == FailedPart.STREAM:
+        return f"{name} wrote a record that cannot be read ({reason})"
+    return _of_worker(record)
+
+
+def _of_worker(record: IncidentInfo) -> str:
+    name, reason = record.name, record.reason
     match record.failure:
         case FailureClass.CRASH if reason == DeathReason.KILLED:
             return f"{name}'s engine was killed"
@@ -68,7 +77,20 @@ def _served(record: IncidentInfo) -> Iterator[str]:
         yield f"{least}{number} got tokens from it since its last right answers"
 
 
+def _excluded(record: IncidentInfo) -> str:
+    """Until when the worker of an unreadable stream gets no requests."""
+    if record.open:
+        return "it gets no requests until an operator trusts it again"
+    if record.capacity_back_ms < 0:
+        return "it left before an operator trusted it again"
+    after_ms = max(record.capacity_back_ms - record.noticed_ms, 0)
+    return f"{record.trusted_by or 'an operator'} trusted it again after {after_ms / 1000:.0f} s"
+
+
 def _streams(record: IncidentInfo) -> Iterator[str]:
+    if record.part == FailedPart.STREAM:
+        yield _excluded(record)
+        return
     if record.part == FailedPart.DAEMON:
         if record.streams:
             yield f"{_count(record.streams, 'checkpoint')} moved{_on(record, 'to')}"
@@ -131,7 +153,7 @@ def lines(record: Incident) -> Iterator[str]:
     """The whole record, for a terminal."""
     yield summary(record)
     yield ""
-    subject = record.subject.removeprefix("daemon:")
+    subject = record.subject.removeprefix(f"{record.part}:")
     yield f"incident {record.id}: {record.failure} of {record.part} {subject}"
     for name, when in timeline(record):
         yield f"  {name:<22} {when}"
@@ -153,7 +175,8 @@ def lines(record: Incident) -> Iterator[str]:
             about = f"{event.request}: " if event.request else ""
             yield f"  {event.id:>10} {since_ms:>+8} ms  {event.stream:<8} {about}{event.text}"
     if record.events_left_out:
-        yield f"  and {record.events_left_out} more about single streams: `relume why REQUEST`"
+        about = " about single streams: `relume why REQUEST`"
+        yield f"  and {record.events_left_out} more{'' if record.part == FailedPart.STREAM else about}"
 
 
 def _table(record: Incident) -> Iterator[str]:
@@ -183,7 +206,7 @@ def clock(at_ms: int) -> str:
 
 def find(records: Iterable[Incident], wanted: str) -> Incident | None:
     """The record with this id or number (from 1, in order), or the latest about what is named:
-    w0, w0:1, daemon:w0, r0."""
+    w0, w0:1, daemon:w0, stream:w0, r0."""
     known = list(records)
     for record in reversed(known):
         if wanted in (record.id, record.subject):

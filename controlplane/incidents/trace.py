@@ -53,6 +53,7 @@ def _spans(record: Incident) -> Iterator[dict[str, Any]]:
         "relume.longest_gap_us": record.longest_gap_us,
         "relume.longest_ttft_us": record.longest_ttft_us,
         "relume.served": record.served,
+        "relume.trusted_by": record.trusted_by,
     }
     root = _span(record, "incident", summary(record), (began, end), facts)
     root["events"] = [

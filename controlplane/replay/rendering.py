@@ -623,6 +623,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
         f"segment {e.segment} of {e.stream} is skipped: {e.reason}; the stream is read up to "
         f"segment {e.after}, until another one follows it"
     ],
+    codec.UnreadableRecord: lambda e: [f"a record that cannot be read: {e.reason}"],
     v.SparesDecided: spares_lines,
     v.WorkerLost: lambda e: [f"worker {e.worker} is lost: {e.reason}"],
     v.WorkerForgotten: lambda e: [f"worker {e.worker} left long ago and is removed from the state"],

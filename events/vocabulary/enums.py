@@ -311,7 +311,7 @@ class FailureClass(Word):
 
 
 class FailedPart(Word):
-    """Which process an incident is about."""
+    """Which process an incident is about, or which stream of the log."""
 
     WORKER = "worker"
     """An engine, or the host that it runs on."""
@@ -319,6 +319,8 @@ class FailedPart(Word):
     """The state daemon of a worker's host."""
     GATEWAY = "gateway"
     """A replica of the control plane."""
+    STREAM = "stream"
+    """A worker's stream in the log: something in it cannot be read."""
 
 
 class Exclusion(Word):

@@ -33,6 +33,23 @@ async def test_a_running_fleet_tells_its_incidents(relume):
         assert code == 4 and "no incident 'w9'" in err
 
 
+async def test_a_worker_with_an_unreadable_record_waits_for_the_trust(relume):
+    async with Scene() as scene:
+        writer = await scene.worker("w1")
+        writer.append(b"\x92\xabtelepathy/9\x01")
+        await scene.until(lambda: scene.replica.incidents.incidents)
+        code, out, _ = await relume(scene, "incidents", "--open", "--worker", "w1")
+        assert code == 0 and "w1 wrote a record that cannot be read (unknown event" in out
+        assert "; it gets no requests until an operator trusts it again." in out
+        assert (await relume(scene, "trust", "w1"))[0] == 0
+        await scene.until(lambda: not scene.replica.incidents.incidents[0].open)
+        code, out, _ = await relume(scene, "incidents", "show", "stream:w1")
+        sentence, _, rest = out.partition("\n")
+        assert code == 0 and sentence.endswith("; ada trusted it again after 0 s.")
+        assert "reports of stream w1" in rest and "ada: trust w1" in rest
+        assert (await relume(scene, "incidents", "--open"))[1] == "no incident since revision 1\n"
+
+
 async def test_a_stored_log_tells_the_same(relume):
     code, out, _ = await relume(None, "incidents", "--log", KILLED)
     assert code == 0 and SENTENCE in out

@@ -60,7 +60,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "incidents": Command("causes", "incidents", "incidents", "what failed in this log"),
     "incident": Command(
-        "causes", "incident", "incident ID|NAME|N", "one failure: an id, w0:1, daemon:w0, r0",
+        "causes", "incident", "incident ID|NAME|N", "one failure: an id, w0:1, daemon:w0, stream:w0, r0",
         "First sign, detector, decision, how each stream continued, the successor, and the events\n"
         "that say so. As `relume incidents show`.",
     ),
