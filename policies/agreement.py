@@ -23,6 +23,14 @@ def decided_for_all(fleet: Fleet, setting: str, least: int = 1) -> bool:
     return all(_version(r, setting) >= least for r in replicas)
 
 
+def has_version(fleet: Fleet, setting: str, version: int) -> bool:
+    """Whether every living replica has recorded `version` or more as `setting`; if no replica lives, every
+    known one. A replica that recorded none has version 1."""
+    replicas = fleet.replicas.values()
+    alive = [replica for replica in replicas if replica.alive] or replicas
+    return all((_version(replica, setting) or 1) >= version for replica in alive)
+
+
 def _version(replica: Replica, setting: str) -> int:
     recorded = replica.settings.get(setting, "")
     return int(recorded) if recorded.isdecimal() else 0

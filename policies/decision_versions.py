@@ -31,7 +31,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "migration": 1,
     "stall": 3,
     "overdue": 5,
-    "leader": 1,
+    "leader": 2,
     "detail": 1,
     "health": 12,
     "cross_check": 1,
@@ -56,6 +56,9 @@ RETAKEN: dict[str, dict[int, str]] = {
     "admission": {1: "knows no spares", 2: "an arrival uses a spare only if no request waits"},
     "stall": dict.fromkeys((1, 2), "see `liveness.stall.HUNG`"),
     "overdue": dict.fromkeys((1, 2, 3, 4), "waits for an engine that answers no probe"),
+    "leader": {
+        1: "ends requests of a gateway's new life if their engine reports them before it begins in the log"
+    },
     "health": {
         1: "slow workers are found by the factor that predictions learn",
         2: "their pace counts steps, not records; a worker that is probed keeps its overhead, and a probe "

@@ -144,6 +144,7 @@ class IncidentFold:
         self._workers.handlers[v.WorkerForgotten](entry, event)
         if not self._workers.knows(event.worker):
             self._served.forget_worker(event.worker)
+            self._daemons.on_worker_left(entry, event.worker)
             self._unreadable.on_worker_gone(entry, event.worker)
 
     def _on_deregistered(self, entry: Entry, event: v.WorkerDeregistered) -> None:

@@ -36,7 +36,7 @@ class DaemonFailures:
         self._holders.pop(request, None)
 
     def on_worker_left(self, entry: Entry, worker: str) -> None:
-        """The worker left on purpose: its daemon does not return."""
+        """The worker left on purpose, or is forgotten: its daemon does not return."""
         self._addresses.pop(worker, None)
         case = self._book.latest(FailedPart.DAEMON, worker)
         if case is not None and case.record.open:

@@ -161,6 +161,11 @@ class ServedRequests:
         """It left long ago: no verdict on it will come."""
         for key in [key for key in self._services if key[0] == worker]:
             del self._services[key]
+        for request, wrote in list(self._wrote.items()):
+            for engine in [engine for engine in wrote if engine[0] == worker]:
+                del wrote[engine]
+            if not wrote:
+                del self._wrote[request]
 
     def _left(self, request: str, tokens: int) -> None:
         """Its attempt is over, after `tokens` (-1: unknown) in all."""

@@ -13,10 +13,10 @@ from relume.policies.state.unreadable import has_unacknowledged
 def is_open(fleet: Fleet, worker: Worker) -> bool:
     """Whether nothing is known against requests there: what counts as capacity, also when an operator
     drains another worker. What one replica suspects is no matter of the fleet."""
-    return not worker.drains and is_fit(fleet, worker)
+    return not worker.drains and could_serve(fleet, worker)
 
 
-def is_fit(fleet: Fleet, worker: Worker) -> bool:
+def could_serve(fleet: Fleet, worker: Worker) -> bool:
     """The same of a worker that drains: whether only that speaks against requests there."""
     if worker.engine != EnginePhase.READY or not worker.present:
         return False

@@ -25,7 +25,7 @@ from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EffectKind, EnginePhase, RolloutStage
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.judgement import LeaderSettings
-from relume.policies.health.open_workers import is_fit, is_open
+from relume.policies.health.open_workers import could_serve, is_open
 from relume.policies.migration.migration_settings import config_of
 from relume.policies.rollout.rollout_records import active, is_watchful, lost_hosts
 from relume.policies.rollout.rollout_state import Rollout
@@ -142,7 +142,9 @@ def _uncovered(fleet: Fleet, rollout: Rollout) -> str:
     if sum(is_open(fleet, w) and w.model == rollout.model for w in others) >= floor:
         return ""
     step = _of_step(fleet, rollout)
-    could = [w.name for w in step if is_fit(fleet, w) and not w.draining and w.leaving is UNSET]
+    could = [
+        w.name for w in step if could_serve(fleet, w) and not w.draining and w.leaving is UNSET
+    ]
     return (
         f"too few workers of {rollout.model} are open without {', '.join(could)}" if could else ""
     )

@@ -59,6 +59,16 @@ def test_a_restore_that_failed_for_a_lost_daemon_is_in_its_incident() -> None:
     assert kinds.count("restore_failed") == 1
 
 
+def test_the_incident_of_a_daemon_ends_when_its_worker_is_forgotten() -> None:
+    log = FailureLog()
+    log.tell("w.w0", daemon_started(), v.StateDaemonLost("w0", "d1", "killed SIGKILL"))
+    log.lapse("w.w0")
+    log.tell("fleet", v.WorkerLost("w0", log.epochs["w.w0"], "lease lapsed"))
+    log.tell("fleet", v.WorkerForgotten("w0", log.epochs["w.w0"]))
+    of_daemon = next(r for r in log.incidents() if r.part == FailedPart.DAEMON)
+    assert not of_daemon.open and of_daemon.capacity_back_ms < 0
+
+
 def test_a_daemon_that_its_agent_stops_is_no_incident() -> None:
     log = FailureLog()
     log.tell("w.w0", daemon_started(), v.StateDaemonLost("w0", "d1", "stopped"))

@@ -107,9 +107,10 @@ async def verified(fleet: Fleet, older: Build) -> None:
         await asyncio.to_thread(verified_by, build, fleet.etcd, at) for build in (older, THIS_BUILD)
     ]
     assert verdict["complete"] and verdict["decisions"] > 250 and verdict["hashes"] > 5
-    assert by_older["untaken"].keys() <= {f"health version {DECISION_VERSIONS['health']}"}
+    newer = {f"{kind} version {DECISION_VERSIONS[kind]}" for kind in ("health", "leader")}
+    assert by_older["untaken"].keys() <= newer
     differs = {k: (by_older[k], verdict[k]) for k in verdict if by_older[k] != verdict[k]}
-    assert differs.keys() <= {"untaken", "complete"}, differs
+    assert differs.keys() <= {"untaken", "complete", "answers"}, differs
     await no_newer_events(fleet)
 
 

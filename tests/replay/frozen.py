@@ -88,6 +88,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "7c24269d8edd0a8c56cf9f104d3647e69cdfc0cc4d9d52d79090fbf7bb96b8b5",
         (v.WorkerForgotten, v.WorkerDeregistered),
     ),
+    "gateway-restarted": (
+        "b69b043e1b0199d8561fd1cad6e1cfad237ab9ffb172a1fe386e7199537577e4",
+        (v.ReplicaStarted, v.RequestEnded),
+    ),
     "hangs": (
         "d4a7ab7cdda6095e4c93c84f17ab8f88d20a4ffdc0124438947677b3518cdb2e",
         (v.EngineHung, v.EngineRecovered, v.StallJudged, v.StreamJudged, v.HealthDecided),
@@ -172,7 +176,7 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         (v.RolloutDecided, v.WorkerLost, v.StreamResumed),
     ),
     "rollout-step-given-up": (
-        "75a9c20a5f86f17531b26fa71f60242c03c748ff9be6f3e53c68df5b61031075",
+        "af525e0a53769bd59c3a3c976542a63c66161a28044ba4185e275ccf4b1bdcfe",
         (v.RolloutDecided, v.EngineDied),
     ),
     "only-worker": (

@@ -89,7 +89,7 @@ def test_raised_versions_of_predictions_and_of_the_leader(monkeypatch: pytest.Mo
     before = frozen.verdict_of(history)
     monkeypatch.setitem(DECISION_VERSIONS, "first_token", 3)
     monkeypatch.setitem(decision_versions.RETAKEN, "first_token", {2: "for the test"})
-    monkeypatch.setitem(DECISION_VERSIONS, "leader", 2)
+    raised(monkeypatch, "leader")
     verdict = frozen.verdict_of(history)
     routes = [e for e in frozen.events_of(history) if type(e) is v.RouteDecided]
     assert verdict.divergences == [] and verdict.decisions == before.decisions

@@ -3,12 +3,13 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from relume.chaos.sim.message_ports import Ask, Stretch
 from relume.chaos.sim.world.endpoints import AnswerSender
 from relume.chaos.sim.world.link_rules import Rule
 from relume.chaos.sim.world.network import Refused, Wires
-from relume.chaos.sim.world.virtual_loop import VirtualLoop
+from relume.chaos.sim.world.virtual_loop import NS, VirtualLoop
 
 
 @pytest.fixture
@@ -181,6 +182,51 @@ def test_a_look_brings_a_stream_up_to_date_at_once_unless_it_is_cut(loop):
 
     loop.run(main())
     assert heard.what == [0, 1, "length"]
+
+
+@pytest.mark.parametrize("shaped_s", [0.0, 3.0])
+def test_tokens_on_a_slow_link_come_one_after_the_other(loop, shaped_s):
+    """Composed 168556: an engine's next stretch of tokens of ten seconds got one time, as if the client had
+    waited as long. Each travels by itself. `shaped_s`: the link becomes slow after the first of them."""
+    wires, gateway, _, heard = connected(loop)
+    heard.tokens = heard
+    made = Stretch(start=1, count=100, first_ns=NS, last_ns=10 * NS, longest_ns=NS // 2)
+
+    async def main():
+        end = await line(wires, gateway)
+        await asyncio.sleep(shaped_s)
+        wires.shape(Rule(one="w0", other="r0", kind="gateway", both=True, delay_s=0.3))
+        await asyncio.sleep(12 - shaped_s)
+        AnswerSender(end.peer, heard).tokens(made)
+        await asyncio.sleep(1)
+
+    loop.run(main())
+    (came,) = heard.what
+    late_ns = came.first_ns - made.first_ns
+    assert 300_000_000 <= late_ns < 601_000_000
+    assert came == structs.replace(made, first_ns=NS + late_ns, last_ns=10 * NS + late_ns)
+
+
+@pytest.mark.parametrize("held_up_by", ["cut", "stop"])
+def test_tokens_that_are_held_up_come_together_on_a_slow_link_too(loop, held_up_by):
+    wires, gateway, _, heard = connected(loop)
+    heard.tokens = heard
+    made = Stretch(start=1, count=100, first_ns=NS, last_ns=2 * NS, longest_ns=NS // 2)
+
+    async def main():
+        end = await line(wires, gateway)
+        wires.shape(Rule(one="w0", other="r0", kind="gateway", both=True, delay_s=0.3))
+        await asyncio.sleep(2)
+        cut = wires.cut("w0", kind="gateway") if held_up_by == "cut" else gateway.stop()
+        AnswerSender(end.peer, heard).tokens(made)
+        await asyncio.sleep(5)
+        assert heard.what == []
+        wires.heal(cut) if cut else gateway.go_on()
+        await asyncio.sleep(1)
+
+    loop.run(main())
+    (came,) = heard.what
+    assert came.first_ns == came.last_ns > 7 * NS and came.longest_ns == 0
 
 
 class Client:

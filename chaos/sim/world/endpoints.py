@@ -1,7 +1,8 @@
 """Answers over the network: each end has a proxy of the other (`message_ports`).
 
-A call of a proxy runs at the other end, later. Delayed tokens (by a cut, or a stopped process) get
-the times of their arrival.
+A call of a proxy runs at the other end, later. An engine sends tokens in stretches, some time after it
+made them. Tokens that were held up (by a cut, or a stopped process) get the times of their arrival.
+On a slow link each token travels by itself: it arrives as much later as the link is slow.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from relume.chaos.sim.message_ports import Answer, Caller, Stretch
 
 LATE_NS = 100_000_000
-"""Travel time above which a message counts as delayed."""
+"""Travel time above which a message counts as delayed; if the link is slow, above what that explains."""
 
 
 class Connection(Protocol):
@@ -21,6 +24,11 @@ class Connection(Protocol):
     @property
     def now_ns(self) -> int:
         """Virtual time."""
+        ...
+
+    @property
+    def travel_ns(self) -> int:
+        """The longest that a message sent now travels to the other end, unless it is held up."""
         ...
 
     def send(self, work: Callable[..., object], *args: Any) -> None:
@@ -56,20 +64,18 @@ class TokenSender:
         self._to = to
 
     def tokens(self, stretch: Stretch) -> None:
-        self._end.send(self.arrived, stretch, self._end.now_ns)
+        end = self._end
+        end.send(self.arrived, stretch, end.now_ns, end.travel_ns)
 
-    def arrived(self, stretch: Stretch, sent_ns: int) -> None:
-        """The tokens have reached the other end."""
+    def arrived(self, stretch: Stretch, sent_ns: int, travel_ns: int) -> None:
+        """The tokens have reached the other end. `travel_ns`: how long they may have travelled."""
         now_ns = self._end.now_ns
-        if now_ns - sent_ns > LATE_NS:
-            stretch = Stretch(
-                start=stretch.start,
-                count=stretch.count,
-                first_ns=now_ns,
-                last_ns=now_ns,
-                wrong=stretch.wrong,
-                data=stretch.data,
-            )
+        took_ns = now_ns - sent_ns
+        if took_ns > LATE_NS + travel_ns:
+            stretch = replace(stretch, first_ns=now_ns, last_ns=now_ns, longest_ns=0)
+        elif took_ns > LATE_NS:
+            first_ns, last_ns = stretch.first_ns + took_ns, stretch.last_ns + took_ns
+            stretch = replace(stretch, first_ns=first_ns, last_ns=last_ns)
         self._to.tokens(stretch)
 
 

@@ -24,7 +24,7 @@ from msgspec import Struct, field
 from relume.chaos.sim.message_ports import Ask, Caller, Door
 from relume.chaos.sim.world.endpoints import CallerSender, TokenSender
 from relume.chaos.sim.world.link_rules import Rule, Way, way_by
-from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop, current
+from relume.chaos.sim.world.virtual_loop import NS, Process, VirtualLoop, current
 
 CLOSED_S = 0.02
 """Time until the kernel closes a killed process's connections."""
@@ -230,6 +230,16 @@ class End:
     def now_ns(self) -> int:
         """Virtual time."""
         return self._wires.loop.now_ns
+
+    @property
+    def travel_ns(self) -> int:
+        """The longest that a message sent now travels, unless it is held up: by a cut, by loss, or by a
+        process that is stopped."""
+        wires = self._wires
+        if not wires.shaped:
+            return 0
+        way = wires.way(self.process.name, self.peer.process.name, self.kind)
+        return int(2 * way.delay_s * NS)
 
     @property
     def is_closed_there(self) -> bool:

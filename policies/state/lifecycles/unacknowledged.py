@@ -5,7 +5,9 @@ requests without a record of its own. Their engines got the dispatch with them a
 Usually the gateway's record follows shortly. It never comes if the next life of that replica has
 begun (records from the spool of a life come before that). If the replica is lost, the fold waits
 for it for a while, because one that lives, and is only cut from the log, lands its own word later.
-Then the leader ends the request like other orphans.
+Then the leader ends the request like other orphans. An engine may also report a request of a life
+that has not begun in the log yet: its first record is on its way, too. Before version 2 of `leader` the
+fold took such a life for one that is over.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import RouteCause
+from relume.policies.agreement import has_version
 from relume.policies.state.fleet import Fleet, Replica, Unheard
 from relume.policies.state.lifecycles.request_life import Input, State, follows
 
 WAIT_TICKS = 60
 """Time after its engine's report at which a request of a lost replica is ended."""
+
+VERSION = "version.leader"
+"""The setting by which replicas record that they know lives that have not begun in the log."""
 
 MAX_ENTRIES = 4096
 """Maximum number of stored requests; the oldest are dropped first."""
@@ -62,7 +68,7 @@ def ended(fleet: Fleet, request: str) -> None:
     entry = fleet.unacknowledged.get(request)
     if entry is not None:
         entry.ended = True
-        if _over(fleet, entry):
+        if _is_over(fleet, entry, fleet.replicas[entry.replica].boot):
             del fleet.unacknowledged[request]
 
 
@@ -73,7 +79,7 @@ def began(fleet: Fleet, stream: str, replica: Replica, boot: str) -> None:
     replica.began = max(head.position if head is not None else 0, replica.decided)
     replica.decided = 0
     for request, entry in list(fleet.unacknowledged.items()):
-        if entry.replica == replica.name and entry.boot != boot and entry.ended:
+        if entry.replica == replica.name and entry.ended and _is_over(fleet, entry, boot):
             del fleet.unacknowledged[request]
 
 
@@ -82,8 +88,9 @@ def expire(fleet: Fleet, tick: int) -> None:
     for entry in fleet.unacknowledged.values():
         if entry.due or entry.ended:
             continue
-        lost = not fleet.replicas[entry.replica].alive
-        if _over(fleet, entry) or (lost and tick - entry.tick >= WAIT_TICKS):
+        replica = fleet.replicas[entry.replica]
+        waited = not replica.alive and tick - entry.tick >= WAIT_TICKS
+        if waited or _is_over(fleet, entry, replica.boot):
             entry.due = tick
 
 
@@ -96,5 +103,16 @@ def expired(fleet: Fleet, tick: int = 0) -> list[tuple[str, Unheard]]:
     ]
 
 
-def _over(fleet: Fleet, entry: Unheard) -> bool:
-    return fleet.replicas[entry.replica].boot != entry.boot
+def _is_over(fleet: Fleet, entry: Unheard, boot: str) -> bool:
+    """Whether life `boot` of its replica came after the one that sent the request."""
+    if entry.boot == boot:
+        return False
+    return not (has_version(fleet, VERSION, 2) and _began_after(entry.boot, boot))
+
+
+def _began_after(boot: str, other: str) -> bool:
+    """Whether life `boot` of a replica began after `other`. Each is named by its stream's epoch."""
+    try:
+        return int(boot, 16) > int(other, 16)
+    except ValueError:
+        return False

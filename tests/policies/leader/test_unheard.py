@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from relume.events import vocabulary as v
 from relume.events.log.codec import encode
+from relume.policies import decision_versions
 from relume.policies.leader.duties import HEALTHY_TICKS, step
 from relume.policies.state.lifecycles.unacknowledged import WAIT_TICKS
 from tests.policies.story import (
@@ -22,12 +24,17 @@ from tests.policies.story import (
 )
 
 
-def led() -> Story:
-    """A worker, r0 that serves and r1 that leads."""
+def settings(version: int = decision_versions.DECISION_VERSIONS["leader"]) -> Any:
+    """What a replica records that has this version of the leader's duties."""
+    return (*decision_versions.settings(), ("version.leader", str(version)))
+
+
+def led(*versions: int) -> Story:
+    """A worker, r0 that serves and r1 that leads. `versions`: of the leader's duties, of both."""
     story = Story()
     story.worker()
-    story.replica("r0")
-    story.replica("r1")
+    for name, version in zip(("r0", "r1"), versions or (2, 2), strict=True):
+        story.tell(f"r.{name}", replica_started(name, settings=settings(version)))
     story.leader("r1")
     story.healthy_ticks(HEALTHY_TICKS + 1)
     return story
@@ -165,3 +172,80 @@ def test_stock_traffic_and_later_attempts_tell_nothing() -> None:
     tell_engine(story, "q4", behind, decision="r9.b1.2")
     story.tell("r.r0", replica_started("r0", "b2"))
     assert ticks(story) == [] and not story.fleet.unacknowledged
+
+
+def new_life(story: Story) -> None:
+    """r0 begins anew; the record of it is on its way."""
+    story.lapse("r.r0")
+    story.own("r.r0")
+
+
+def tell_of_new_life(story: Story, request: str, behind: int) -> None:
+    tell_engine(story, request, behind, decision="r0.b2.1")
+
+
+def test_a_new_life_may_write_of_its_beginning_after_engines_have_its_requests() -> None:
+    """Composed 168210: its disk was slow, and the leader ended a stream that it served."""
+    story = led()
+    new_life(story)
+    behind = position(story) + 2
+    tell_of_new_life(story, "q", behind)
+    assert ticks(story) == [], "its beginning and its word are on their way"
+    story.tell("r.r0", replica_started("r0", "b2", settings=settings()))
+    assert ticks(story) == []
+    story.tell("r.r0", arrived("q"), decided("q", basis=v.Basis(0, behind)))
+    assert [*story.fleet.requests] == ["q"] and not story.fleet.unacknowledged
+    story.tell("r.r0", ended("q"))
+    assert ticks(story) == [] and story.fleet.arrived == story.fleet.ended == 1
+
+
+def test_a_life_that_never_writes_of_its_beginning_leaves_its_requests_to_the_leader() -> None:
+    """It is lost, or the life after it has begun."""
+    story = led()
+    new_life(story)
+    behind = position(story) + 2
+    tell_of_new_life(story, "q1", behind)
+    story.tell("r.r0", replica_started("r0", "b3", settings=settings()))
+    assert [found[0] for found in ticks(story)] == ["q1"]
+    tell_engine(story, "q2", behind + 1, decision="r0.b4.1")
+    story.tell("fleet", v.ReplicaLost("r0", story.epochs["r.r0"]))
+    assert [found[0] for found in ticks(story, WAIT_TICKS + 2)] == ["q2"]
+
+
+@pytest.mark.parametrize("between", [(), ("b2",)])
+def test_a_late_beginning_does_not_revive_what_the_leader_ended(between: tuple[str, ...]) -> None:
+    """Whichever lives begin before that of the request."""
+    story = led()
+    behind = position(story) + 9
+    tell_engine(story, "q", behind, decision="r0.b3.1")
+    story.tell("fleet", v.ReplicaLost("r0", story.epochs["r.r0"]))
+    assert [found[0] for found in ticks(story, WAIT_TICKS + 2)] == ["q"]
+    for boot in (*between, "b3"):
+        story.tell("r.r0", replica_started("r0", boot, settings=settings()))
+    story.tell("r.r0", arrived("q"), decided("q", basis=v.Basis(0, behind)))
+    assert not story.fleet.requests and story.fleet.arrived == story.fleet.ended == 1
+
+
+@pytest.mark.parametrize("versions", [(1, 2), (2, 1)])
+def test_a_replica_with_the_rule_of_before_has_it_applied_by_all(versions: tuple[int, int]) -> None:
+    """All fold the same state; replay too, of a log of before."""
+    story = led(*versions)
+    new_life(story)
+    tell_of_new_life(story, "q", position(story) + 2)
+    assert [found[0] for found in ticks(story)] == ["q"]
+
+
+def test_without_a_living_replica_the_last_ones_say_which_rule_applies() -> None:
+    """A fleet of one replica, which leaves and returns: its first tick may come before its beginning."""
+    story = led()
+    story.tell("r.r1", v.ReplicaStopped("r1", "stopped"))
+    story.tell("r.r0", v.ReplicaStopped("r0", "stopped"))
+    new_life(story)
+    tell_of_new_life(story, "q", position(story) + 2)
+    assert ticks(story) == []
+
+
+def test_a_life_with_another_kind_of_name_is_one_of_before() -> None:
+    story = led()
+    tell_engine(story, "q", position(story) + 2, decision="r0.zz.1")
+    assert [found[0] for found in ticks(story)] == ["q"]
