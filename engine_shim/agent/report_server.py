@@ -11,7 +11,8 @@ death in the log, and nothing of it after.
 Garbage: a stranger's connection is closed. A connection that said hello as the present
 engine is never closed for what it sends, since EOF would end the engine: a bad frame is
 dropped, and when framing itself is lost the connection is muted and stays a lifeline. What is
-dropped by the engine's fault becomes a fact of the log (`unread_reports`).
+dropped by the engine's fault, and a report of which only a part came, becomes a fact of the log
+(`unread_reports`).
 """
 
 from __future__ import annotations
@@ -203,6 +204,8 @@ class _Connection:
             self._garbage(str(error))
             return
         self._take(payloads)
+        if payloads and self._open and not self._refused:
+            self._feed(b"")  # an absurd length may follow them
 
     def _take(self, payloads: list[bytes]) -> None:
         journal = self._server._journal
@@ -245,6 +248,9 @@ class _Connection:
         self._take(payloads)
 
     def _control(self, payload: bytes) -> None:
+        if len(payload) > MAX_RECORD_BYTES:
+            self._bad_frame(f"control frame of {len(payload)} bytes")
+            return
         try:
             message = parse(payload)
         except ReportError as error:
@@ -311,9 +317,17 @@ class _Connection:
                 return
             self._feed(data)
 
+    def _note_incomplete(self) -> None:
+        """The connection ends within a report: its process died, or a length was wrong, so that the
+        reports after it were taken for a part of it."""
+        count = self._frames.incomplete_bytes
+        if count and self._hello is not None and not self._muted:
+            self._bad_frame(f"its connection ended {count} bytes into a report")
+
     def close(self) -> None:
         """Close; the process at the other end sees EOF and ends itself."""
         if self._open:
+            self._note_incomplete()
             self._open = False
             self._timer.cancel()
             self._loop.remove_reader(self._socket)

@@ -60,7 +60,7 @@ def decode(record: bytes) -> Any:
     """
     try:
         event = _decoder.decode(record)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _decode_slowly(record, error)
     if _may_be_large(record) and (field := _large_field(event)):
         raise MalformedRecord(f"{tag_of(event)}: {field} is beyond 48 bits")
@@ -81,7 +81,7 @@ def decode_all(records: Sequence[bytes]) -> list[Any]:
         return [_decode_or_name(record) for record in records]
     try:
         events = _many.decode(joined)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return [_decode_or_name(record) for record in records]
     return events
 
@@ -124,7 +124,7 @@ def _large_field(value: Any) -> str:
 def _decode_slowly(record: bytes, error: Exception) -> Any:
     try:
         fields = _plain.decode(record)
-    except (msgspec.DecodeError, UnicodeDecodeError) as broken:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as broken:
         raise MalformedRecord(str(broken)) from None
     if not isinstance(fields, list) or not fields or not isinstance(fields[0], str):
         raise MalformedRecord("not an array headed by a tag")

@@ -10,14 +10,19 @@ other way; EOF there ends the engine.
 from __future__ import annotations
 
 import struct
+from typing import Annotated
 
 import msgspec
 
 from relume.events.vocabulary import EngineStep
+from relume.events.vocabulary.enums import EngineKind
 from relume.events.wire.errors import ReportError
 
 HEADER = struct.Struct("<I")
 MAX_FRAME_BYTES = 16 << 20
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
+"""What becomes a field of a record: readers of the log refuse larger integers."""
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -34,17 +39,17 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     `kind`: empty for an engine with our plugin, `plain` for a server without it. `max_seqs`: the most
     requests that run at once; 0: unknown."""
 
-    port: int
-    max_model_len: int
-    block_size: int
-    kv_blocks: int
+    port: Count
+    max_model_len: Count
+    block_size: Count
+    kv_blocks: Count
     model: str
     vllm: str
     exact: dict[str, bool | str]
     hardware: str = ""
-    step_tokens: int = 0
-    kind: str = ""
-    max_seqs: int = 0
+    step_tokens: Count = 0
+    kind: EngineKind = EngineKind.VLLM
+    max_seqs: Count = 0
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -52,7 +57,7 @@ class Layout(msgspec.Struct, frozen=True):
     a block's bytes in a checkpoint, all ranks together."""
 
     family: str
-    block_bytes: int
+    block_bytes: Count
 
 
 class Control(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -116,6 +121,11 @@ class ReportReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    @property
+    def incomplete_bytes(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Payloads completed by `data`. Raises ReportError for an absurd length, once what

@@ -1,4 +1,5 @@
-"""Bytes that are no UTF-8: msgspec raises UnicodeDecodeError for them, which is none of its own errors."""
+"""Bytes for which msgspec raises none of its own errors: UnicodeDecodeError for those that are no UTF-8, and
+RecursionError for arrays within arrays."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from relume.events.log.codec import UnreadableRecord, decode, decode_all, encode
+from relume.events.log.errors import MalformedRecord
+from relume.events.vocabulary import Tick
 
 ROOT = Path(__file__).parents[2]
 OWN = {"DecodeError", "MsgspecError"}
@@ -39,3 +44,16 @@ def test_who_expects_that_bytes_cannot_be_decoded_expects_that_too() -> None:
     found = clauses()
     assert len(found) > 20
     assert [where for where, names in found if not names & TEXT] == []
+
+
+@pytest.mark.parametrize(
+    "start", [b"\x94\xa6tick/1\x01\x02", b"\x92\xa6tick/9", b"", b"\x92\xa6tick/1"]
+)
+def test_a_record_with_arrays_within_arrays_is_malformed(start: bytes) -> None:
+    """Also where a reader skips a field that it does not know."""
+    tick = encode(Tick(1, 2))
+    nested = start + b"\x91" * 5000 + b"\xc0"
+    with pytest.raises(MalformedRecord, match="recursion"):
+        decode(nested)
+    before, unreadable, after = decode_all([tick, nested, tick])
+    assert before == after == Tick(1, 2) and type(unreadable) is UnreadableRecord

@@ -7,17 +7,24 @@ Replay retakes a decision with the same bug, so it agrees: only rules that share
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from relume.events.vocabulary.enums import EnginePhase
+from relume.events.vocabulary.enums import EnginePhase, RolloutStage, Tier
 from relume.policies.checkpoints import decisions, placement
+from relume.policies.degradation import batch_limits, levels
 from relume.policies.leader import duties
 from relume.policies.recovery import recovery_options
 from relume.policies.recovery.recovery_options import StoredBlocks
+from relume.policies.rollout import rollout_steps
 from relume.policies.routing import choose_worker, eligibility, estimate_index, selection
+from relume.policies.spares import spare_decisions
 from relume.policies.state.overlay.view import View
+
+BATCHES_LIMITED = Path(__file__).with_name("batches-limited.yaml")
+"""In the library no level under which batches are limited falls to 0 before the run ends."""
 
 Set = Callable[[Any, str, Any], None]
 
@@ -140,6 +147,114 @@ def _lost_unseen(patch: Set) -> None:
     patch(duties, "_gone", wrong)
 
 
+def _batch_shed_from(patch: Set, least: levels.Level) -> None:
+    """Requests of tier batch are refused from this level on."""
+
+    def sheds(level: int, tier: str) -> bool:
+        return level >= levels.Level.CLOSED or (level >= least and tier == Tier.BATCH)
+
+    patch(levels, "sheds", sheds)
+
+
+def _batch_shed_too_long(patch: Set) -> None:
+    """requests of tier batch are still refused after the level fell from 2 to 1"""
+    _batch_shed_from(patch, levels.Level.SHORT_ANSWERS)
+
+
+def _batch_served_at_two(patch: Set) -> None:
+    """requests of tier batch are served at level 2"""
+    _batch_shed_from(patch, levels.Level.LATE)
+
+
+def _level_falls_at_once(patch: Set) -> None:
+    """a level falls to the one that is due, not by one step"""
+    next_level = levels.next_level
+
+    def to_the_due(level: int, share: int, *ticks: int) -> levels.Level:
+        found = next_level(level, share, *ticks)
+        return min(found, levels.level_due(share)) if found < level else found
+
+    patch(levels, "next_level", to_the_due)
+
+
+def _level_falls_without_margin(patch: Set) -> None:
+    """a level falls as soon as a lower one is due, without a margin"""
+    patch(levels, "may_fall", lambda level, share: levels.level_due(share) < level)
+
+
+def _batches_stay_limited(patch: Set) -> None:
+    """engines continue to run fewer requests at once after the level fell"""
+    due = batch_limits._due
+
+    def only_less(fleet: Any) -> Any:
+        for effect in due(fleet):
+            if int(effect.argument) < batch_limits.limit_of(fleet.workers[effect.worker]):
+                yield effect
+
+    patch(batch_limits, "_due", only_less)
+
+
+def _domains_together(patch: Set) -> None:
+    """a step of a rolling restart takes workers of two failure domains"""
+    step = rollout_steps._step
+
+    def two_steps(fleet: Any, rollout: Any, todo: Any) -> tuple[str, ...]:
+        names = step(fleet, rollout, todo)
+        rest = [worker for worker in todo if worker.name not in names]
+        return names + step(fleet, rollout, rest) if rest else names
+
+    patch(rollout_steps, "_step", two_steps)
+
+
+def _returned(fleet: Any, rollout: Any) -> list[Any]:
+    """The step is over: its workers get requests again."""
+    return [rollout_steps._decided(rollout, RolloutStage.RETURNED, tuple(rollout.workers))]
+
+
+def _canary_not_awaited(patch: Set) -> None:
+    """a restarted engine gets requests as soon as it is ready, without a canary"""
+
+    def returned(fleet: Any, rollout: Any) -> list[Any]:
+        is_new = all(
+            rollout_steps._is_new(w, rollout) for w in rollout_steps._of_step(fleet, rollout)
+        )
+        return _returned(fleet, rollout) if is_new else []
+
+    patch(rollout_steps._STAGES, RolloutStage.RESTARTING, returned)
+
+
+def _restart_not_awaited(patch: Set) -> None:
+    """workers of a rolling restart get requests again while their engines are still restarting"""
+    patch(rollout_steps._STAGES, RolloutStage.RESTARTING, _returned)
+
+
+def _spares_open(patch: Set) -> None:
+    """a spare gets requests like any other worker"""
+    patch(eligibility, "_is_held_back", lambda view, worker: False)
+
+
+def _promoted_late(patch: Set) -> None:
+    """a spare is promoted at every eighth tick alone"""
+    decision = spare_decisions._decision
+
+    def rarely(fleet: Any, model: str, config: Any) -> Any:
+        found = decision(fleet, model, config)
+        fewer = found is not None and len(found.spares) < len(found.was)
+        return None if fewer and fleet.tick % 8 else found
+
+    patch(spare_decisions, "_decision", rarely)
+
+
+def _spare_again_at_once(patch: Set) -> None:
+    """a worker becomes a spare as soon as there is one too few"""
+    decision = spare_decisions._decision
+
+    def at_once(fleet: Any, model: str, config: Any) -> Any:
+        return decision(fleet, model, replace(config, dwell_ticks=0))
+
+    patch(spare_decisions, "_decision", at_once)
+
+
 TABLE: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
     ("I18", "composed 11", _drain_forgotten),
     ("I18", "agent-killed 0", _suspicion_forgotten),
@@ -153,4 +268,15 @@ TABLE: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
     ("I24", "wrong-weights-unseen 0", _last_of_equals),
     ("I17", "etcd-away 80", _lost_at_once),
     ("I17", "agent-stopped 1", _lost_unseen),
+    ("I11", "capacity-staircase 0", _batch_shed_too_long),
+    ("I11", "capacity-staircase 0", _batch_served_at_two),
+    ("I11", "capacity-staircase 0", _level_falls_at_once),
+    ("I11", "capacity-staircase 2", _level_falls_without_margin),
+    ("I11", f"{BATCHES_LIMITED} 0", _batches_stay_limited),
+    ("I27", "rolling-restart 0", _domains_together),
+    ("I27", "rolling-restart 0", _canary_not_awaited),
+    ("I27", "rolling-restart 0", _restart_not_awaited),
+    ("I18", "spare-promoted 0", _spares_open),
+    ("I18", "spare-promoted 0", _promoted_late),
+    ("I18", "spare-promoted 0", _spare_again_at_once),
 )

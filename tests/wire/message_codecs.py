@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import types
 import typing
 from itertools import pairwise
@@ -37,6 +38,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type."""
     args = typing.get_args(kind)
     origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        (limits,) = kind.__metadata__
+        return st.integers(limits.ge, limits.lt - 1)
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(values_of, args))
     if origin is tuple and args[-1] is ...:
@@ -49,12 +53,14 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         int: st.integers(-(1 << 40), 1 << 40), bool: st.booleans(), bytes: st.binary(max_size=20),
         str: st.text(st.characters(exclude_categories=["Cs"]), max_size=9), type(None): st.none(),
     }  # fmt: skip
+    if isinstance(kind, enum.EnumType):
+        return st.sampled_from(kind)
     return simple[kind] if kind in simple else values(kind)
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Structs of this class."""
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     fields = {name: values_of(hints[name]) for name in kind.__struct_fields__}
     return st.builds(kind, **fields)
 

@@ -437,7 +437,7 @@ class Supervisor:
             inexact=inexact,
             hardware=ready.hardware,
             step_tokens=ready.step_tokens,
-            kind=EngineKind(ready.kind),
+            kind=ready.kind,
             max_seqs=ready.max_seqs,
         )
         self._journal.record(self._ready)
