@@ -332,7 +332,8 @@ async def check_segments(log: EtcdLog) -> list[Finding]:
         streams = sorted({damaged.stream for damaged in skipped})
         return [await _skipped(log, [d for d in skipped if d.stream == s], begin) for s in streams]
     except (BrokenChain, CorruptSegment) as error:
-        return [Finding("fail", "log", f"no replica can read it: {error}", begin)]
+        remedy = f"{begin}. If a person wrote that key: docs/operations/runbook.md"
+        return [Finding("fail", "log", f"no replica can read it: {error}", remedy)]
     except LogError as error:
         return [Finding("fail", "log", str(error), "see the runbook: docs/operations/runbook.md")]
 
@@ -358,8 +359,16 @@ async def _skipped(log: EtcdLog, skipped: list[DamagedSegment], begin: str) -> F
         text += f". A replica that starts without a snapshot reads it up to segment {after} only"
         return Finding("fail", "log", text, begin)
     deletions = "; ".join(f"etcdctl del {keys.segment(stream, n).decode()}" for n in numbers)
-    remedy = f"{deletions}; then restart the agent, and relume trust {stream[2:]}"
-    return Finding("fail", "log", text, remedy)
+    return Finding("fail", "log", text, f"{deletions}; {_after_deletion(stream)}")
+
+
+def _after_deletion(stream: str) -> str:
+    """What is to do once the stray keys of the stream are deleted."""
+    if stream.startswith("w."):
+        return f"then restart the agent, and relume trust {stream[2:]}"
+    if stream.startswith("r."):
+        return f"then start replica {stream[2:]} if it has ended"
+    return "then a replica leads, if none does"
 
 
 def _space(probe: Probe, config: ServeConfig) -> Finding:

@@ -127,7 +127,7 @@ class Leadership:
                 log.warning("leadership_lost", reason=str(error))
                 await asyncio.sleep(self._tick_s)
             except LogError as error:
-                log.error("leadership_failed", reason=str(error))
+                log.error("leadership_failed", reason=str(error), remedy="relume doctor")
                 await asyncio.sleep(self._tick_s)
             finally:
                 self._depose("left")

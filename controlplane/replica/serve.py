@@ -81,7 +81,8 @@ def _explain(error: BaseException) -> int:
         log.error("log_replaced", reason=str(error), remedy=remedy)
         return 1
     if isinstance(error, Fenced):
-        log.error("fenced", reason=str(error), remedy="another process has my name")
+        remedy = "another process has my name, or a stray key stands in my stream (relume doctor)"
+        log.error("fenced", reason=str(error), remedy=remedy)
         return EXIT_FENCED
     if isinstance(error, StreamOwned):
         remedy = "stop the other replica, give this one another --name, or wait for its lease"
@@ -95,7 +96,7 @@ def _explain(error: BaseException) -> int:
         log.error("build_too_old", reason=str(error), remedy=remedy)
         return 1
     if isinstance(error, LogError):
-        log.error("log_failed", reason=str(error))
+        log.error("log_failed", reason=str(error), remedy="relume doctor")
         return 1
     raise error
 

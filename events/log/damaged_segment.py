@@ -2,8 +2,11 @@
 
 That holds for the streams of workers. Anything else in the log can still be read, and one worker, or one
 damaged key, must not end all replicas. The stream stands until a segment continues what was read of it.
+
 In any other stream such a segment raises CorruptSegment or BrokenChain: a log without what replicas and
-their leader wrote is another log.
+their leader wrote is another log. Only a stray key is skipped there too. It holds no segment, and it was
+written when its number was not the stream's next one. The writer of a stream writes the next number
+alone, and only where there is no key. So no segment ever stood there, and no decision is missing.
 """
 
 from __future__ import annotations
@@ -33,6 +36,12 @@ OnDamage = Callable[[str, int, str], None]
 def may_be_skipped(stream: str) -> bool:
     """Whether the log can be read without some segments of the stream."""
     return stream.startswith("w.")
+
+
+def is_stray(seq: int, last: int) -> bool:
+    """Whether number `seq` cannot be the next one of a stream that ends at segment `last`, nor one that
+    was there before."""
+    return not seq or seq > last + 1
 
 
 def continues(chain: Chain, segment: Segment, on_damage: OnDamage) -> bool:

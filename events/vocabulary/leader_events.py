@@ -232,10 +232,11 @@ class FeatureLevelRaised(Event, frozen=True, tag="feature_level_raised/1", kw_on
 
 
 class SegmentSkipped(Event, frozen=True, tag="segment_skipped/1", kw_only=True):
-    """Fact: a segment of a worker's stream is damaged, or does not continue it. No reader uses it."""
+    """Fact: a segment of a worker's stream is damaged, or does not continue it, or a key in another stream
+    never was a segment. No reader uses it."""
 
     stream: str
-    """`w.` and the worker's name."""
+    """The stream; of a worker: `w.` and its name."""
     segment: int
     """Its number in the stream."""
     after: int

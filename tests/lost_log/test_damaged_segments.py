@@ -193,14 +193,14 @@ async def test_a_trimmed_stream_is_read_beside_a_segment_before_its_beginning(
 
 
 @pytest.mark.parametrize("stream", ["r.r0", "fleet"])
-@pytest.mark.parametrize("damage", ["bytes", "chain", "gap"])
+@pytest.mark.parametrize("damage", ["bytes", "chain"])
 async def test_of_a_replica_or_the_leader_it_ends_the_reading(
     log: EtcdLog, stream: str, damage: str
 ) -> None:
     seq, value = DAMAGE[damage]
     await written(log, stream, 0)
     await log.client.put(KEYS.segment(stream, seq), value(stream))
-    with pytest.raises((BrokenChain, CorruptSegment), match=f"segment (5|9)|{stream}"):
+    with pytest.raises((BrokenChain, CorruptSegment), match=f"segment 5|{stream}"):
         await log.reader().read()
 
 

@@ -166,6 +166,38 @@ async def test_a_segment_that_cannot_be_read_ends_no_replica_and_replays(
     assert [f"segment {1 << 40}" in line for line in verdict.unreadable] == [True]
 
 
+async def test_stray_keys_of_replicas_and_the_leader_end_no_replica_and_replay(
+    etcd: EtcdServer,
+) -> None:
+    """They cost no request and exclude no worker, also of a replica that begins afterwards."""
+    config = config_for(etcd)
+    keys = [Keys(config.prefix).segment(stream, 1 << 40) for stream in ("fleet", "r.r0")]
+    async with EtcdLog(config) as log:
+        async with Scene(66, log=log, tick_s=0.05) as scene:
+            await scene.traffic(20, "before")
+            for key in keys:
+                await log.client.put(key, b"no segment")
+            folds = [replica.fleet for replica in scene.replicas.values()]
+            await until(lambda: all(len(fold.unreadable or ()) == 2 for fold in folds))
+            await scene.stop_replica("r0")
+            await scene.start_replica("r0")
+            await scene.traffic(40, "after")
+            await scene.settled()
+            found = await check_segments(log)
+            assert [key.decode() in f.remedy for f, key in zip(found, keys, strict=True)] == [
+                True
+            ] * 2
+    groups = (await from_etcd(config)).groups
+    skipped = [(e.stream, e.segment) for _, e in of_type(groups, v.SegmentSkipped)]  # type: ignore[attr-defined]
+    assert sorted(skipped) == [("fleet", 1 << 40), ("r.r0", 1 << 40)]
+    routes = [d for _, d in of_type(groups, v.RouteDecided)]
+    after = {r.worker for r in routes if r.request.startswith("after")}  # type: ignore[attr-defined]
+    assert after == {"w0", "w1", "w2"}
+    verdict = verify(groups)
+    assert verdict.divergences == []
+    assert len(verdict.unreadable) == 2
+
+
 async def test_outage_beyond_the_leases_replays(etcd: EtcdServer) -> None:
     """etcd stands still for longer than a lease: streams are resumed, spools land, and the
     decisions taken meanwhile come out the same from their bases."""

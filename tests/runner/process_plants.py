@@ -38,6 +38,12 @@ def _damage_ends_replicas(patch: Set) -> None:
     for module in (damaged_segment, log_reader, scan):
         patch(module, "may_be_skipped", lambda stream: False)
 
+    async def is_stray(self: scan.Scan, *key: object) -> bool:
+        return False
+
+    patch(log_reader, "is_stray", lambda seq, last: False)
+    patch(scan.Scan, "_is_stray", is_stray)
+
 
 def _orders_for_others(patch: Set) -> None:
     """an agent restarts its engine when another worker's is to be restarted"""

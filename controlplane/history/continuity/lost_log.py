@@ -44,7 +44,7 @@ async def check_heads(
 
     Raises EtcdLostSegments, LogUnavailable.
     """
-    scan = Scan(client, Keys(client.config.prefix), 0)
+    scan = Scan(client, Keys(client.config.prefix), 0, on_damage=lambda *_at: None)
 
     async def check(stream: str, seq: int, digest: bytes) -> None:
         extent = await scan.extent(stream)

@@ -4,7 +4,8 @@
 R+1; `follow(after)` watches from `after` + 1, so it sees every change since. What is
 yielded has passed its crc and continues its stream's hash chain.
 
-A segment of a worker's stream that is damaged or does not continue it is skipped (`damaged_segment`).
+A segment of a worker's stream that is damaged or does not continue it is skipped, and so are stray keys
+in any stream (`damaged_segment`).
 
 Owner changes before R are found as `owners` describes, so that reading late shows the same
 groups as having watched. (One exception: a life in which nothing was written.)
@@ -24,9 +25,15 @@ from relume.events.etcd.client.watch import Watch
 from relume.events.etcd.config import BACKOFF_MIN_MS
 from relume.events.etcd.keys import Keys, after_prefix
 from relume.events.etcd.owners import Life, OwnerHistory
-from relume.events.etcd.reader.scan import PlacedSegment, Scan, placed_or_skipped
-from relume.events.log.damaged_segment import DamagedSegment, OnDamage, continues, may_be_skipped
-from relume.events.log.errors import BrokenChain, LogUnavailable
+from relume.events.etcd.reader.scan import PlacedSegment, Scan, placed
+from relume.events.log.damaged_segment import (
+    DamagedSegment,
+    OnDamage,
+    continues,
+    is_stray,
+    may_be_skipped,
+)
+from relume.events.log.errors import BrokenChain, CorruptSegment, LogUnavailable
 from relume.events.log.interface import Heads, RevisionGroup
 from relume.events.log.segment import Chain, Segment
 
@@ -50,6 +57,13 @@ class LogChain(Chain):
     def adopts(self) -> bool:
         """Whether a stream may begin anywhere."""
         return self._adopt
+
+    def may_skip(self, stream: str, seq: int) -> bool:
+        """Whether the stream can be read without what was just written there and is no segment."""
+        if may_be_skipped(stream):
+            return True
+        is_known = stream in self.heads or not self._adopt
+        return is_known and is_stray(seq, self.heads.get(stream, (0, b"", 1))[0])
 
     def check(self, segment: Segment) -> None:
         """Accept the next segment of its stream, or raise BrokenChain."""
@@ -177,9 +191,10 @@ class EtcdReader:
             self.on_foreign_key,
             lambda *at: skipped.append(at),
             None if chain.adopts else chain.heads,
+            after,
         )
         whole = await scan.extents(owned)
-        extents = [await scan.since(extent, after) for extent in whole]
+        extents = [await scan.since(extent) for extent in whole]
         segments = await scan.segments(extents)
         lives = [Life(p.segment.stream, p.segment.epoch, p.revision) for p in segments]
         lives += [Life(extent.stream, 0, 0) for extent in whole]
@@ -254,14 +269,24 @@ class EtcdReader:
                 elif kv.create_revision == revision:  # else only its lease was renewed
                     owners.append((stream, revision))
             elif event.type != _DELETE:
-                there = placed_or_skipped(self._keys, kv, on_damage)
-                if there is not None:
-                    segments.append(there.segment)
+                if (segment := self._segment(kv, chain)) is not None:
+                    segments.append(segment)
         segments.sort(key=lambda s: (s.stream, s.seq))
         segments = [segment for segment in segments if continues(chain, segment, on_damage)]
         if not segments and not owners:
             return None
         return RevisionGroup(revision, tuple(segments), tuple(sorted(owners)))
+
+    def _segment(self, kv: Any, chain: LogChain) -> Segment | None:
+        """What was just written; None if it is skipped. Raises CorruptSegment, BrokenChain."""
+        try:
+            return placed(self._keys, kv).segment
+        except (CorruptSegment, BrokenChain) as error:
+            stream, seq = self._keys.segment_of(kv.key)
+            if not chain.may_skip(stream, seq):
+                raise
+            self._skip(chain, stream, seq, error.detail)
+            return None
 
     def _skip(self, chain: LogChain, stream: str, seq: int, reason: str) -> None:
         after = chain.heads.get(stream, (0, b"", 1))[0]

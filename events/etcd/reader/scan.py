@@ -7,8 +7,9 @@ All requests are pinned at one revision.
 
 Keys that are no segments are ignored. One in the folder of a stream makes its count too large. Then
 segments are missing at its end, and the folder is listed key by key. In a worker's stream there may be
-segments with other numbers too, before its beginning or behind its end (`damaged_segment`). Its segments
-are those that follow what was read of it.
+segments with other numbers too, before its beginning or after its end (`damaged_segment`). Its segments
+are those that follow what was read of it. In any other stream only stray keys may be there too. A key is
+one if the segment before it did not exist when it was created: etcd's revisions say so.
 """
 
 from __future__ import annotations
@@ -73,18 +74,27 @@ class PlacedSegment(Struct, frozen=True, gc=False):
     segment: Segment
 
 
+class _Unreadable(NamedTuple):
+    """A key of a segment that holds none, and the revision at which the key was created."""
+
+    stream: str
+    seq: int
+    created: int
+    error: CorruptSegment | BrokenChain
+
+
 class _Read(NamedTuple):
-    """Segments, and the stream of each one that is skipped."""
+    """Segments, and what stands where segments should."""
 
     placed: list[PlacedSegment]
-    skipped: list[str]
+    unreadable: list[_Unreadable]
 
 
 class Scan:
     """Reads at `revision`, which must not be compacted. `on_foreign_key` is called with each key of
     the log's prefix that it meets and that is no segment. `on_damage` is called with each segment that
     is skipped (`damaged_segment`); without it none is. `heads`: where each stream ends that was read
-    before; None: a stream may begin anywhere."""
+    before; None: a stream may begin anywhere. `after`: the log was read up to that revision."""
 
     def __init__(
         self,
@@ -94,8 +104,10 @@ class Scan:
         on_foreign_key: Callable[[bytes], None] = lambda _key: None,
         on_damage: OnDamage | None = None,
         heads: Heads | None = None,
+        after: int = 0,
     ) -> None:
         self.revision = revision
+        self._after = after
         self._on_damage = on_damage
         self._heads = heads
         self._on_foreign_key = on_foreign_key
@@ -114,7 +126,7 @@ class Scan:
         extent = await self.extent(stream)
         try:
             return await self.segment(stream, extent.last) if extent.count else None
-        except BrokenChain:
+        except (BrokenChain, CorruptSegment):
             extent = await self.listed(stream)
         return await self.segment(stream, extent.last) if extent.count else None
 
@@ -170,8 +182,13 @@ class Scan:
 
     async def listed(self, stream: str) -> Extent:
         """The extent of a stream whose folder has other keys too. Where segments are skipped, it is the
-        part that follows what was read; if it may begin anywhere, the longest. Raises BrokenChain."""
+        part that follows what was read; if it may begin anywhere, the longest. In other streams it is
+        the first part, if all others are stray keys. Raises BrokenChain, CorruptSegment."""
         parts, expected = await self._parts(stream), self._expected(stream)
+        if not self._skips(stream):
+            for part in parts[1:]:
+                await self._pass_over_strays(part, parts[0].last + 1)
+            return parts[0]
         if expected is None:
             chosen = max(parts, key=lambda part: part.count)
         else:
@@ -199,21 +216,56 @@ class Scan:
                     self._on_foreign_key(kv.key)
                     continue
                 seq, last = self._keys.segment_of(kv.key)[1], parts[-1]
-                if not seq and self._skips(stream):
+                if not seq and self._on_damage is not None:
                     self._name(Extent(stream, 0, 0))
                 elif not last.count:
                     parts[-1] = Extent(stream, seq, seq)
                 elif seq == last.last + 1:
                     parts[-1] = Extent(stream, last.first, seq)
-                elif self._skips(stream):
+                elif self._on_damage is not None:
                     parts.append(Extent(stream, seq, seq))
                 else:
-                    gap = f"missing, though there is segment {seq}"
-                    raise BrokenChain(stream, last.last + 1, gap)
+                    raise _gap(stream, last.last + 1, seq)
             more = bool(answer.more)
             if answer.kvs:
                 start = answer.kvs[-1].key + b"\0"
         return parts
+
+    async def _pass_over_strays(self, part: Extent, missing: int) -> None:
+        """Name stray keys after a gap in the numbers, which begins at `missing`. Raises BrokenChain if
+        one is a segment."""
+        for low in range(part.first, part.last + 1, _CHUNK):
+            found = _Read([], [])
+            await self._chunk(Extent(part.stream, low, min(low + _CHUNK - 1, part.last)), found)
+            if found.placed:
+                raise _gap(part.stream, missing, min(p.segment.seq for p in found.placed))
+            await self._pass_over(found.unreadable)
+
+    async def _pass_over(self, unreadable: Iterable[_Unreadable]) -> None:
+        """Name what is skipped. Raises CorruptSegment or BrokenChain where a segment may have stood."""
+        skipped = set[tuple[str, int]]()
+        for stream, seq, created, error in sorted(unreadable, key=lambda found: found[:2]):
+            is_skipped = may_be_skipped(stream) or (stream, seq - 1) in skipped
+            is_past = created <= self._after
+            if not (is_skipped or is_past or await self._is_stray(stream, seq, created)):
+                raise error
+            skipped.add((stream, seq))
+            if self._on_damage is not None:
+                self._on_damage(stream, seq, error.detail)
+
+    async def _is_stray(self, stream: str, seq: int, created: int) -> bool:
+        """Whether the segment before key `seq` did not exist when that key was created. If etcd does not
+        remember, and it is missing: whether the stream has others before it."""
+        if seq < 2:
+            return not seq
+        before = self._keys.segment(stream, seq - 1)
+        answer = await self._client.range(before, keys_only=True, revision=self.revision)
+        if answer.kvs:
+            return bool(answer.kvs[0].create_revision >= created)
+        try:
+            return not (await self._client.range(before, keys_only=True, revision=created)).kvs
+        except Compacted:
+            return seq > (await self._parts(stream))[0].first
 
     def _name(self, part: Extent) -> None:
         """Name segments that are not of their stream, although they may be whole."""
@@ -230,7 +282,7 @@ class Scan:
             return None
         return self._heads.get(stream, (0, b"", 1))[0] + 1
 
-    async def since(self, extent: Extent, after: int) -> Extent:
+    async def since(self, extent: Extent) -> Extent:
         """The part of `extent` written after revision `after`, or that follows what was read.
 
         Raises Compacted when some of that part has been deleted, BrokenChain.
@@ -239,15 +291,16 @@ class Scan:
             # The folder has no more segments than keys, however far away one of them is.
             last = min(extent.last, expected + extent.count - 1)
             return Extent(extent.stream, expected, max(last, expected - 1))
-        if not after:
+        if not self._after:
             return extent
         try:
-            return await self._since(extent, after)
+            return await self._since(extent, self._after)
         except BrokenChain:
-            return await self._since(await self.listed(extent.stream), after)
+            return await self._since(await self.listed(extent.stream), self._after)
 
     async def _since(self, extent: Extent, after: int) -> Extent:
-        low, high = extent.first, extent.last + 1  # the first seq > after is in [low, high]
+        last = await self._last_segment(extent)
+        low, high = extent.first, last + 1  # the first seq > after is in [low, high]
         while low < high:
             step = max(1, (high - low) // (_POINT_READS + 1))
             probes = list(range(low, high, step))[:_POINT_READS]
@@ -258,12 +311,30 @@ class Scan:
                     high = min(high, seq)
                 else:
                     low = max(low, seq + 1)
-        if low == extent.first > 1 and low <= extent.last and not self._skips(extent.stream):
+        if low == extent.first > 1 and low <= last and not self._skips(extent.stream):
             key = self._keys.segment(extent.stream, low - 1)
             before = await self._client.range(key, keys_only=True, revision=after)
             if not before.kvs:
                 raise Compacted(after, (await self._written(extent.stream, [low]))[0])
         return Extent(extent.stream, low, extent.last)
+
+    async def _last_segment(self, extent: Extent) -> int:
+        """The last number of `extent` that holds a segment: up to there, revisions rise with numbers."""
+        last = extent.last
+        if self._on_damage is None or self._skips(extent.stream):
+            return last
+        while last >= extent.first:
+            answer = await self._client.range(
+                self._keys.segment(extent.stream, last), revision=self.revision
+            )
+            if not answer.kvs:
+                raise BrokenChain(extent.stream, last, "missing")
+            found = _Read([], [])
+            self._take(answer.kvs[0], found)
+            if found.placed:
+                break
+            last -= 1
+        return last
 
     async def segment(self, stream: str, seq: int) -> PlacedSegment:
         """One segment. Raises BrokenChain when it is not there, CorruptSegment."""
@@ -276,12 +347,13 @@ class Scan:
         """The segments of all extents, in total order. Raises BrokenChain, CorruptSegment."""
         wanted = list(extents)
         found = await self._read(wanted)
-        there = Counter(p.segment.stream for p in found.placed) + Counter(found.skipped)
+        there = Counter(p.segment.stream for p in found.placed)
+        there.update(unreadable.stream for unreadable in found.unreadable)
         again = []
         for extent in wanted:
             if there[extent.stream] != extent.count:
                 listed = await self.listed(extent.stream)
-                if self._skips(extent.stream):
+                if self._on_damage is not None:
                     again.append(
                         Extent(extent.stream, max(extent.first, listed.first), listed.last)
                     )
@@ -309,6 +381,7 @@ class Scan:
 
         workers = min(len(chunks), READ_CONCURRENCY)
         await together(worker() for _ in range(workers))
+        await self._pass_over(found.unreadable)
         return found
 
     async def _chunk(self, extent: Extent, found: _Read) -> None:
@@ -332,13 +405,20 @@ class Scan:
             for kv in answer.kvs:
                 if not self._keys.is_ours(kv.key):
                     self._on_foreign_key(kv.key)
-                elif there := placed_or_skipped(self._keys, kv, self._on_damage):
-                    found.placed.append(there)
                 else:
-                    found.skipped.append(extent.stream)
+                    self._take(kv, found)
             average = max(64, size // max(1, len(answer.kvs)))
             page = max(self._page_least, min(_PAGE_MOST, _PAGE_BYTES // average))
             low = end
+
+    def _take(self, kv: Any, found: _Read) -> None:
+        try:
+            found.placed.append(placed(self._keys, kv))
+        except (CorruptSegment, BrokenChain) as error:
+            if self._on_damage is None:
+                raise
+            stream, seq = self._keys.segment_of(kv.key)
+            found.unreadable.append(_Unreadable(stream, seq, kv.create_revision, error))
 
     async def _written(self, stream: str, seqs: list[int]) -> list[int]:
         """The revisions at which segments were written. Raises BrokenChain."""
@@ -381,13 +461,5 @@ def placed(keys: Keys, kv: Any) -> PlacedSegment:
     return PlacedSegment(kv.mod_revision, segment)
 
 
-def placed_or_skipped(keys: Keys, kv: Any, on_damage: OnDamage | None) -> PlacedSegment | None:
-    """The same; None if it is skipped, which `on_damage` learns."""
-    try:
-        return placed(keys, kv)
-    except (CorruptSegment, BrokenChain) as error:
-        stream, seq = keys.segment_of(kv.key)
-        if on_damage is None or not may_be_skipped(stream):
-            raise
-        on_damage(stream, seq, error.detail)
-        return None
+def _gap(stream: str, missing: int, seq: int) -> BrokenChain:
+    return BrokenChain(stream, missing, f"missing, though there is segment {seq}")

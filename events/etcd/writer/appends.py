@@ -16,8 +16,8 @@ from aetcd import rpc
 
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.writer.ownership import CREATE, EQUAL, GREATER, Tail
-from relume.events.log.errors import BrokenChain, Fenced
-from relume.events.log.segment import digest, pack
+from relume.events.log.errors import BrokenChain, CorruptSegment, Fenced
+from relume.events.log.segment import digest, pack, unpack
 
 
 class Outcome(enum.Enum):
@@ -65,7 +65,7 @@ class Append:
         if there:
             if digest(there[0].value) == self.hash:
                 return Outcome.LANDED, there[0].create_revision
-            raise Fenced(self.stream, self.epoch, f"segment {self.seq} is another's")
+            raise Fenced(self.stream, self.epoch, _foreign(self.seq, there[0].value))
         if before and not before[0]:
             raise BrokenChain(self.stream, self.seq, "its predecessor is missing from etcd")
         if not owner:
@@ -128,6 +128,15 @@ class _AppendTemplate:
         ):
             compare.key = read.key = named
         return self._request
+
+
+def _foreign(seq: int, data: bytes) -> str:
+    """What stands in the place of segment `seq`."""
+    try:
+        unpack(data)
+    except CorruptSegment:
+        return f"at segment {seq} stands a key that is no segment: relume doctor names it"
+    return f"segment {seq} is another's"
 
 
 def _read(key: bytes, keys_only: bool = False) -> Any:
