@@ -16,7 +16,7 @@ from relume.controlplane.history.archive import Archive
 from relume.controlplane.history.continuity.last_seen import LastSeen
 from relume.controlplane.history.continuity.lost_log import archived_logs
 from relume.controlplane.history.errors import EtcdLostSegments
-from relume.controlplane.history.replica_restore import read_archive
+from relume.controlplane.history.replica_restore import check_chain, load_history, read_archive
 from relume.controlplane.replay.verify import verify
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.keys import Keys, after_prefix
@@ -24,21 +24,26 @@ from relume.events.etcd.maintenance import Maintenance
 from relume.events.etcd.new_log import AnotherLog, RemovedKeys, begin_log
 from relume.events.etcd.reader.scan import Scan
 from relume.events.log.errors import LogReplaced, first_cause
+from relume.events.log.interface import RevisionGroup
+from relume.events.log.segment import Chain
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 from tests.etcd_server import EtcdServer
 from tests.events.support import tick
-from tests.history.stage import config_for, replica_on, traffic_on
+from tests.history.stage import config_for, replica_on, traffic_on, until
 
 pytestmark = pytest.mark.etcd
 
 
-async def archived_past_a_backup(etcd: EtcdServer, root: Path) -> None:
-    """A log of which the archive has more than the backup."""
+async def archived_past_a_backup(etcd: EtcdServer, root: Path, others: int = 0) -> None:
+    """A log of which the archive has more than the backup. `others`: so many revisions are of other
+    users of etcd."""
     async with EtcdLog(config_for(etcd), name="test") as log, traffic_on(log) as traffic:
         async with replica_on(etcd, root) as stage:
             while stage.keeper.status.rounds < 1:
                 await traffic.steps(16)
+            for _ in range(others):
+                await log.client.put(b"/other", b"")
             etcd.back_up()
             rounds = stage.keeper.status.rounds
             while stage.keeper.status.rounds < rounds + 2:
@@ -108,10 +113,11 @@ async def test_the_doctor_says_that_etcd_is_empty_though_the_archive_is_not(
         assert stage.fleet.replicas.keys() == {"r0"}
 
 
+@pytest.mark.parametrize("others", [0, 600])  # 600: the new log does not begin in the first read
 async def test_a_new_log_begins_on_a_restored_etcd_and_the_former_stays_readable(
-    etcd: EtcdServer, tmp_path: Path, capsys
+    etcd: EtcdServer, tmp_path: Path, capsys, others: int
 ) -> None:
-    await archived_past_a_backup(etcd, tmp_path)
+    await archived_past_a_backup(etcd, tmp_path, others)
     etcd.restore()
     (former,) = archived_logs(tmp_path)
     begin = ["log", "begin", "--etcd", etcd.endpoints[0], "--archive-dir", str(tmp_path)]
@@ -126,10 +132,12 @@ async def test_a_new_log_begins_on_a_restored_etcd_and_the_former_stays_readable
     assert (await diagnosis(etcd, tmp_path)).level == "ok"
     async with replica_on(etcd, tmp_path) as stage:
         await stage.leads()
-        while stage.keeper.status.rounds < 1:
-            await asyncio.sleep(0.05)
+        await until(lambda: stage.keeper.status.rounds)
         assert stage.fleet.replicas.keys() == {"r0"} and not stage.fleet.workers
         fresh = await Maintenance(stage.log.client).identity()
+        present = await load_history(tmp_path, stage.log.reader(), fresh)
+    assert {s.stream for group in present for s in group.segments} == {"fleet", "r.r0"}
+    assert not verify(present).divergences
     assert archived_logs(tmp_path).keys() == {former, fresh} and fresh != former
     groups, _ = read_archive(tmp_path, former)
     assert not verify(groups).divergences and len(groups) > 50
@@ -158,6 +166,48 @@ async def test_a_new_log_removes_every_key_of_the_former_in_bounded_transactions
     assert (await log.client.range(b"/other/key")).kvs
     with pytest.raises(AnotherLog):
         await begin_log(log.client, "former", "again")
+
+
+async def by_steps(log: EtcdLog, step: int) -> list[RevisionGroup]:
+    """The log, read `step` revisions at once."""
+    groups: list[RevisionGroup] = []
+    chain = Chain()
+    for after in range(0, await Maintenance(log.client).revision(), step):
+        more = await log.reader().read(after, after + step, dict(chain.heads))
+        check_chain(more, chain)
+        groups += more
+    return groups
+
+
+async def written(log: EtcdLog, count: int) -> None:
+    """A life of a worker's agent."""
+    async with log.writer("w.w0", wait_s=10) as writer:
+        for number in range(count):
+            writer.append(tick(number))
+            await writer.flush(5)
+
+
+async def test_at_no_revision_is_a_former_log_read(log: EtcdLog) -> None:
+    await written(log, 10)
+    assert [g.revision for g in await log.reader().read(0, 5)] == [2, 3, 4, 5]
+    await begin_log(log.client, "", "fresh")
+    begun = await Maintenance(log.client).revision()
+    assert not await by_steps(log, 4)
+    await written(log, 6)
+    for step in (1, 4, begun):
+        assert [g for g in await by_steps(log, step) if g.segments] == [
+            g for g in await log.reader().read() if g.segments
+        ]
+
+
+async def test_a_log_that_got_its_id_late_is_read_from_its_beginning(log: EtcdLog) -> None:
+    await written(log, 6)
+    await Maintenance(log.client).name_unnamed("late")
+    await written(log, 6)
+    whole = await log.reader().read()
+    assert len([g for g in whole if g.segments]) >= 12
+    for step in (1, 4, 100):
+        assert await by_steps(log, step) == whole
 
 
 async def drop_backup(etcd: EtcdServer) -> None:

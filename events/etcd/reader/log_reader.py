@@ -7,6 +7,9 @@ yielded has passed its crc and continues its stream's hash chain.
 A segment of a worker's stream that is damaged or does not continue it is skipped, and so are stray keys
 in any stream (`damaged_segment`).
 
+etcd may still hold the segments of a former log at revisions before this one began (`new_log`). So nothing
+is read at a revision before the log got its id.
+
 Owner changes before R are found as `owners` describes, so that reading late shows the same
 groups as having watched. (One exception: a life in which nothing was written.)
 """
@@ -172,13 +175,9 @@ class EtcdReader:
     async def _read(
         self, after: int, until: int, chain: LogChain
     ) -> tuple[int, list[RevisionGroup]]:
-        own_end = after_prefix(self._keys.own)
-        answer = await self._client.range(self._keys.own, own_end)
-        revision = answer.header.revision
-        if until and until < revision:
-            revision = until
-            answer = await self._client.range(self._keys.own, own_end, revision=revision)
-        if after >= revision:
+        answer, revision = await self._owners_at(until)
+        until = until or revision
+        if after >= min(until, revision):
             return revision, []
         # Also refuses when `after` is compacted: then deletions since are unknown.
         floor = await self._floor(after)
@@ -203,7 +202,22 @@ class EtcdReader:
         groups = await self._grouped(segments, changes, chain, lambda *at: skipped.append(at))
         for stream, seq, reason in sorted(skipped):
             self._skip(chain, stream, seq, reason)
-        return revision, groups
+        return revision, [group for group in groups if group.revision <= until]
+
+    async def _owners_at(self, until: int) -> tuple[Any, int]:
+        """Owner keys, and the revision to read at: the present one, or with `until` the earliest that
+        shows all of this log up to there, and nothing of a former log. Raises Compacted."""
+        own, end = self._keys.own, after_prefix(self._keys.own)
+        answer = await self._client.range(own, end)
+        revision = int(answer.header.revision)
+        if not until or until >= revision:
+            return answer, revision
+        answer = await self._client.range(own, end, revision=until)
+        named = await self._client.range(self._keys.identity, keys_only=True)
+        began = max((kv.mod_revision for kv in named.kvs), default=0)
+        if began <= until:
+            return answer, until
+        return await self._client.range(own, end, revision=began), began
 
     def _owned(self, kvs: Iterable[Any]) -> dict[str, int]:
         """Stream to epoch, of owner keys."""

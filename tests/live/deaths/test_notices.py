@@ -65,12 +65,13 @@ async def test_streams_of_a_killed_engine_move_by_its_agents_word(options: Fleet
         assert held
         assert same(calm, hit) == []
         await scene.until_ready("w0", victim["incarnation"] + 1)
+        await scene.until_ended(hit)  # the spool has landed
         await _log_tells(scene, hit, victim["incarnation"])
         await scene.sound()
 
 
 async def _log_tells(scene: Scene, hit: dict, incarnation: int) -> None:
-    """Once the spool has landed: who was suspected and why, and each stream's move."""
+    """Who was suspected and why, and each stream's move."""
     events = await scene.events("r.r0")
     suspected = [e for e in events if type(e) is v.WorkerSuspected]
     assert [(e.worker, e.incarnation, e.reason) for e in suspected] == [
