@@ -49,6 +49,18 @@ def test_i8_finds_a_daemon_that_takes_more_than_its_host_was_given() -> None:
     assert "given 999" in about(i8_budget.check(story.groups, [], given=999))
 
 
+def test_i8_knows_that_a_budget_may_change_after_the_last_report() -> None:
+    """Composed 169506: it was small for two seconds, and the run ended before the next report."""
+    story = hosts()
+    story.tell("w.w1", reported("w1", memory_used=0, memory_budget=640, shared=0))
+    story.tell("w.w1", held("w1", "q1", 80))
+    dropped = v.CheckpointDropped(holder="w1", boot="b", request="q1", child=0, reason="finished")
+    story.tell("w.w1", dropped)
+    assert i8_budget.check(story.groups, []) == []
+    story.tell("w.w1", held("w1", "q2", 64), held("w1", "q3", 64))
+    assert "1280 bytes were acknowledged" in about(i8_budget.check(story.groups, []))
+
+
 @pytest.mark.parametrize(("now", "fine"), [(1300, True), (1200, False)])
 def test_i8_knows_a_budget_that_changed_while_the_daemon_ran(now: int, fine: bool) -> None:
     """Composed 162342: it was small when an agent began, and came back to its size."""

@@ -9,7 +9,8 @@ A killed gateway may have sent attempts that it never wrote (`UnwrittenDecisions
 their answers. The next owner, which may not know of them, skips their numbers or uses them again.
 The same holds for what a replica sent before it had read that its client went to another one, also if
 the client came back meanwhile. A return that another replica wrote before it had read of a dispatch ends
-that attempt: its owner reads that it is none any more.
+that attempt: its owner reads that it is none any more. Numbers of dispatches that an owner had not read
+are free to it.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ def _owners(course: Course) -> list[str]:
 def _attempts(course: Course, known: set[int]) -> list[str]:
     """`known`: attempts that engines or holders reported, whose numbers a new owner skips."""
     texts = []
-    live = last = 0
+    live = 0
     owner, over = "", False
+    sent = list[tuple[int, str, int]]()
     known = known | {decision.attempt for decision in course.unaware}
     for at in course.events:
         event = at.event
@@ -98,12 +100,16 @@ def _attempts(course: Course, known: set[int]) -> list[str]:
                 texts.append(f"attempt {event.attempt} was dispatched after the end")
             if live:
                 texts.append(f"attempt {event.attempt} was dispatched while {live} was live")
+            read = event.basis.revision
+            last = max(
+                (n for n, by, revision in sent if by == at.stream or revision <= read), default=0
+            )
             skipped = set(range(last + 1, event.attempt))
             may_skip = at.stream in course.owners[1:] and skipped <= known
             if event.attempt <= last or (skipped and not may_skip):
                 texts.append(f"attempt {event.attempt} follows attempt {last}")
-            live = last = event.attempt
-            owner = at.stream
+            live, owner = event.attempt, at.stream
+            sent.append((event.attempt, at.stream, at.revision))
     return texts
 
 

@@ -4,8 +4,8 @@ domain while a worker of another domain is up.
 There are two accounts: each state daemon's report of its memory and its file, and the log's sum of
 acknowledgements. The second counts a shared block once per request, so it is compared only up to
 the first report with sharing. The budget is the one that the daemon reports, which must not exceed
-that of its host. It can change while the daemon runs: between two reports the larger one holds. Choices
-of holders are judged in `decisions.holder_choices`.
+that of its host. It can change while the daemon runs: between two reports the larger one holds, and after
+its last report the largest of that daemon. Choices of holders are judged in `decisions.holder_choices`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class _Account:
         self._most: dict[str, tuple[int, int]] = {}
         self._shares: dict[str, bool] = {}
         self._limit: dict[str, int] = {}
+        self._largest: dict[str, int] = {}
         self._files: dict[str, int] = {}
 
     def before(self, _fleet: Fleet, group: RevisionGroup) -> None:
@@ -56,9 +57,9 @@ class _Account:
 
     def seen(self, fleet: Fleet, _stream: str, event: object) -> None:
         if type(event) is v.StateDaemonStarted:
-            self._settle(event.worker)
+            self._settle(event.worker, is_last=True)
             self._shares[event.worker] = False
-            self._limit[event.worker] = event.budget_bytes
+            self._limit[event.worker] = self._largest[event.worker] = event.budget_bytes
             self._files[event.worker] = event.file_bytes
             self._check_given(event.worker, event.budget_bytes)
         elif type(event) is v.StateDaemonReported:
@@ -74,6 +75,7 @@ class _Account:
         now = figures.get("memory_budget", known)
         self._check_given(event.worker, now)
         budget = self._limit[event.worker] = max(known, now)
+        self._largest[event.worker] = max(self._largest.get(event.worker, 0), now)
         for name in ("memory_used", "memory_resident"):
             if figures.get(name, 0) > budget:
                 self._add(event.worker, f"{name} is {figures[name]}, its budget {budget}")
@@ -89,13 +91,14 @@ class _Account:
         if self._given is not None and budget > self._given:
             self._add(worker, f"takes {budget} bytes for its budget, given {self._given}")
 
-    def _settle(self, worker: str) -> None:
-        """Compare the log's account since the last report."""
+    def _settle(self, worker: str, is_last: bool = False) -> None:
+        """Compare the log's account since the last report. `is_last`: no other one follows."""
         most, revision = self._most.pop(worker, (0, 0))
-        limit = self._limit.get(worker, 0) + self._files.get(worker, 0)
+        budget = (self._largest if is_last else self._limit).get(worker, 0)
+        limit = budget + self._files.get(worker, 0)
         if most > limit and not self._shares.get(worker):
             self._add(worker, f"{most} bytes were acknowledged, its budget is {limit}", revision)
 
     def end(self) -> None:
         for worker in list(self._most):
-            self._settle(worker)
+            self._settle(worker, is_last=True)
