@@ -214,7 +214,7 @@ class Archive:
                 continue
             try:
                 entries.append(msgspec.json.decode(line, type=Entry))
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 text = line[:60].decode(errors="replace")
                 log.warning("archive_manifest_line_torn", path=str(path), line=text)
         return entries
@@ -397,7 +397,7 @@ def _footer(data: bytes) -> Entry | None:
     try:
         (length,) = _LEN.unpack_from(data, len(data) - _LEN.size)
         return msgspec.json.decode(data[-_LEN.size - length : -_LEN.size], type=Entry)
-    except (struct.error, msgspec.DecodeError, UnicodeDecodeError):
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -177,7 +177,7 @@ class Rounds:
         for covers, value in (await self._maintenance.manifests()).items():
             try:
                 manifest = msgspec.json.decode(value, type=Manifest)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 log.error("snapshot_manifest_unreadable", covers=covers, reason=str(error))
                 continue
             if self._vault.holds_snapshot(covers):

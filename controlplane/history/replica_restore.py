@@ -152,6 +152,6 @@ def _hashes(manifests: dict[int, bytes]) -> dict[int, str]:
     for covers, value in manifests.items():
         try:
             found[covers] = msgspec.json.decode(value, type=Manifest).hash
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             log.error("snapshot_manifest_unreadable", covers=covers, reason=str(error))
     return found

@@ -122,7 +122,7 @@ def read(path: Path, log_id: str, expected_hash: str = "") -> Snapshot:
     try:
         header = msgspec.json.decode(body[:length], type=Header)
         dumped = Unpacker().unpack(body[length:])
-    except (msgspec.DecodeError, UnicodeDecodeError, BadPacking) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, BadPacking, RecursionError) as error:
         raise DamagedFile(path, str(error)) from None
     if header.log != log_id:
         raise DamagedFile(path, f"is of log {header.log}, not of {log_id}")

@@ -253,7 +253,12 @@ def _write(file: BinaryIO, kind: bytes, payload: bytes) -> None:
 def _json(path: Path, data: bytes, kind: type[Header] | type[Footer]):
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (
+        msgspec.DecodeError,
+        msgspec.ValidationError,
+        UnicodeDecodeError,
+        RecursionError,
+    ) as error:
         raise BadStoredLog(path, f"damaged: {error}") from None
 
 

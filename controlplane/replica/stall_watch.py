@@ -334,7 +334,13 @@ class StallWatch:
             state = msgspec.json.decode(body, type=EngineState)
         except TimeoutError:
             return Probe(ProbeResult.SILENT)
-        except (aiohttp.ClientError, msgspec.MsgspecError, UnicodeDecodeError, OSError):
+        except (
+            aiohttp.ClientError,
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            OSError,
+            RecursionError,
+        ):
             return Probe(ProbeResult.REFUSED)
         if (state.worker, state.incarnation) != (worker.name, incarnation):
             return Probe(ProbeResult.REFUSED)

@@ -109,7 +109,7 @@ class RunDirectory:
             self.state = msgspec.json.decode(self._file.read_bytes(), type=AgentState)
         except FileNotFoundError:
             self.state = AgentState()
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             os.close(self._lock)
             raise StateUnreadable(str(self._file), str(error)) from None
         return self

@@ -301,7 +301,7 @@ class _Answer(msgspec.Struct):
 def _read(body: bytes) -> _Answer:
     try:
         return msgspec.json.decode(body, type=_Answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _Answer()
 
 

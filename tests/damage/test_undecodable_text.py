@@ -16,18 +16,20 @@ from relume.events.vocabulary import Tick
 ROOT = Path(__file__).parents[2]
 OWN = {"DecodeError", "MsgspecError"}
 TEXT = {"UnicodeDecodeError", "UnicodeError", "ValueError", "Exception"}
+DEEP = {"RecursionError", "Exception"}
 
 
 def clauses() -> list[tuple[str, set[str]]]:
-    """Every `except` of the product that names an error of msgspec, and the names in it."""
+    """Every `try` of the product with an `except` that names an error of msgspec, and all that it expects."""
     found = []
     for package in ("events", "policies", "controlplane", "engine_shim"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ExceptHandler) and node.type is not None:
+                if isinstance(node, ast.Try):
                     names = {
                         part.attr if isinstance(part, ast.Attribute) else part.id
-                        for part in ast.walk(node.type)
+                        for handler in node.handlers
+                        for part in (ast.walk(handler.type) if handler.type is not None else ())
                         if isinstance(part, ast.Attribute | ast.Name)
                     }
                     if names & OWN:
@@ -40,10 +42,16 @@ def test_msgspec_raises_another_error_for_bytes_that_are_no_text() -> None:
         msgspec.json.decode(b'{"a": "\xff"}', type=dict[str, str])
 
 
-def test_who_expects_that_bytes_cannot_be_decoded_expects_that_too() -> None:
+def test_msgspec_raises_another_error_for_arrays_within_arrays() -> None:
+    with pytest.raises(RecursionError):
+        msgspec.json.decode(b"[" * 5000)
+
+
+def test_who_expects_that_bytes_cannot_be_decoded_expects_both_too() -> None:
     found = clauses()
     assert len(found) > 20
     assert [where for where, names in found if not names & TEXT] == []
+    assert [where for where, names in found if not names & DEEP] == []
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ class Tokens:
             if watch.done():
                 return f"the gateway killed it: no answer for {HUNG_S:.0f} s"
             return "it ended by itself; what it said is above"
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             return f"it answered garbage: {error}"
         finally:
             watch.cancel()

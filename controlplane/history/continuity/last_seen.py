@@ -66,7 +66,7 @@ class LastSeen:
     def _read(self) -> SeenLog | None:
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=SeenLog)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def _write(self, data: bytes) -> None:

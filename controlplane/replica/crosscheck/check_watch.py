@@ -193,7 +193,13 @@ class CrossCheckWatch:
             return CrossCheckAnswered(error=f"no answer within {CHECK_S:g} s")
         except OverflowError:
             return CrossCheckAnswered(error="a token id is out of range")
-        except (aiohttp.ClientError, msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+        except (
+            aiohttp.ClientError,
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            OSError,
+            RecursionError,
+        ) as error:
             return CrossCheckAnswered(error=(str(error) or type(error).__name__)[:200])
 
     async def _until_folded(self, position: int) -> None:

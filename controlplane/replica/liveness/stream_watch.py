@@ -317,7 +317,13 @@ class StreamWatch:
             if is_first and self._now() - sent <= PROBE_TIMEOUT_S + LATE_S:
                 self._unanswered[key] = sent
             return
-        except (aiohttp.ClientError, msgspec.MsgspecError, UnicodeDecodeError, OSError):
+        except (
+            aiohttp.ClientError,
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            OSError,
+            RecursionError,
+        ):
             return
         self._unanswered.pop(key, None)
         if (who.worker, who.incarnation) == key:

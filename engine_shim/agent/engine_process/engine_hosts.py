@@ -172,7 +172,7 @@ class ZygoteHost:
             raise HostRefused(f"zygote {self._socket_path}: {error}") from None
         try:
             forked = msgspec.json.decode(line, type=_Forked)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HostRefused(f"the zygote's answer does not decode: {error}") from None
         if not forked.pid:
             raise HostRefused(f"the zygote refused: {forked.error or 'without a reason'}")

@@ -130,7 +130,7 @@ class ServingEngine:
         try:
             head, _, body = (await self._answer(f"GET {STATE_PATH}", b"", STATE_S)).partition(END)
             state = msgspec.json.decode(body, type=_Counts)
-        except (OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return UNKNOWN
         if head.split(b" ", 2)[1:2] != [b"200"]:
             return UNKNOWN

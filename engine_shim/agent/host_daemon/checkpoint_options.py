@@ -174,7 +174,7 @@ def _curve(path: str) -> CurveFile | None:
     setting = "checkpoint_curve_file"
     try:
         curve = msgspec.json.decode(Path(path).read_bytes(), type=CurveFile)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(setting, path, str(error), _CURVE_REMEDY) from None
     for key in (curve.public, *curve.hosts.values()):
         if not _CURVE_KEY.fullmatch(key):

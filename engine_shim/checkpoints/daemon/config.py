@@ -46,7 +46,7 @@ def load(path: str) -> DaemonConfig:
     """The settings in the file at `path`. Raises ConfigError."""
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=DaemonConfig)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         remedy = "restart the agent, which writes it"
         raise ConfigError("config", path, str(error), remedy) from None
 

@@ -113,7 +113,7 @@ class Spool:
         try:
             payloads, spool.begin = spool.read(0, 1, 1)
             spool.head = msgspec.msgpack.decode(payloads[0], type=SpoolHead)
-        except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (IndexError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             spool.close()
             raise CorruptSpool(path, f"no head ({error})") from None
         return spool
