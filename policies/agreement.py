@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from relume.policies.state.fleet import Fleet, Replica
 
+LEADER_VERSION = "version.leader"
+"""The setting by which replicas record how they fold what the leader decides by."""
+
 
 def known_to_all(fleet: Fleet, setting: str) -> bool:
     """Whether every living replica has recorded `setting`."""

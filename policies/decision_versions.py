@@ -57,7 +57,8 @@ RETAKEN: dict[str, dict[int, str]] = {
     "stall": dict.fromkeys((1, 2), "see `liveness.stall.HUNG`"),
     "overdue": dict.fromkeys((1, 2, 3, 4), "waits for an engine that answers no probe"),
     "leader": {
-        1: "ends requests of a gateway's new life if their engine reports them before it begins in the log"
+        1: "ends requests of a gateway's new life if their engine reports them before it begins in the log; "
+        "releases no blocks of a request whose choice of a holder was lost"
     },
     "health": {
         1: "slow workers are found by the factor that predictions learn",

@@ -61,7 +61,7 @@ SILENT = dict.fromkeys(
 STEP = b"\xadengine_step/1"
 TAGS = (
     b"effects_decided/1", b"checkpoints_released/1", b"checkpoints_voided/1", b"detail_decided/1",
-    b"feature_level_raised/1", b"request_ended/1",
+    b"feature_level_raised/1",
 )  # fmt: skip
 REPORT_LIMIT = 4096
 """Maximum number of queued reports to an agent that does not read; engines drop and count more."""

@@ -184,10 +184,13 @@ class StreamResumptions:
         return found is not None and found.doubted is True
 
     def holders(self, request: str, worker: str = "") -> tuple[str, ...]:
-        """State daemons that may have the envelope of an adopted request; with `worker`,
-        where its engine reaches them."""
+        """State daemons that may have the envelope of an adopted request, chosen or, if the choice is not
+        in the log, with blocks of it; with `worker`, where its engine reaches them."""
         live, fleet = self._live.get(request), self._decisions.view.fleet
-        names = live.envelopes if live is not None else ()
+        names = list(live.envelopes) if live is not None else []
+        if live is not None:
+            covers = (site.name for site in fleet.holders.values() if request in site.covered)
+            names += [name for name in covers if name not in names]
         alive = [n for n in names if n in fleet.holders and fleet.holders[n].alive]
         if not worker:
             return tuple(alive)

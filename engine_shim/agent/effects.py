@@ -21,8 +21,7 @@ An effect that the state file has no room for is neither carried out nor answere
 leader states it again.
 
 `CheckpointsReleased` and `CheckpointsVoided` of the same stream are passed on: dropping twice what is
-gone harms nothing. The leader's own `RequestEnded` releases the blocks of its request too. If its gateway
-died before its `HolderChosen` was in the log, no replica knows of a holder that must be told.
+gone harms nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ from relume.events.vocabulary import (
     EffectsDecided,
     FeatureLevelRaised,
     HealthDecided,
-    RequestEnded,
 )
 from relume.events.vocabulary.enums import EffectKind, StepDetail
 
@@ -62,7 +60,6 @@ _RELEASED_TAG = b"\xb6checkpoints_released/1"
 _RAISED_TAG = b"\xb6feature_level_raised/1"
 _VOIDED_TAG = b"\xb4checkpoints_voided/1"
 _HEALTH_TAG = b"\xb0health_decided/1"
-_ENDED_TAG = b"\xafrequest_ended/1"
 
 Key = tuple[str, int]
 
@@ -231,9 +228,6 @@ class EffectRunner:
         released: CheckpointsReleased
         for released in self._events(group, FLEET, _RELEASED_TAG):
             self._on_released(released.requests)
-        ended: RequestEnded
-        for ended in self._events(group, FLEET, _ENDED_TAG):
-            self._on_released((ended.request,))
         voided: CheckpointsVoided
         for voided in self._events(group, FLEET, _VOIDED_TAG):
             self._on_voided(voided.attempts)

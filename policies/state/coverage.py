@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from msgspec import UnsetType
 
 from relume.events import vocabulary as v
+from relume.policies.agreement import LEADER_VERSION, has_version
 from relume.policies.state.fleet import (
     Coverage,
     Fleet,
@@ -95,10 +96,13 @@ def _place(fleet: Fleet, request: str, placed: Placed | None) -> None:
 
 def forget(fleet: Fleet, request: str) -> None:
     """The request ended: its placement is void. Its bytes are held until the holder says
-    that they are gone."""
+    that they are gone. The choice of its holder may be lost with its gateway; before version 2 of `leader` such
+    blocks were not released."""
     fleet.planned.pop(request, None)
-    if request in fleet.placed:
+    is_placed = request in fleet.placed
+    if is_placed:
         _place(fleet, request, None)
+    if is_placed or (held_somewhere(fleet, request) and has_version(fleet, LEADER_VERSION, 2)):
         fleet.ending[request] = max(fleet.tick, 0)
 
 

@@ -35,7 +35,6 @@ from relume.policies.state.fold import apply_group
 from tests.agent.host import Host, left, until
 from tests.agent.stage import ENGINE, Stage, staged
 from tests.etcd_server import EtcdServer
-from tests.policies.story import arrived, ended
 from tests.signals import stop
 from tests.state_daemon.daemon import BLOCK, Cache, hello, local, peer_of, tokens_of
 
@@ -162,23 +161,6 @@ async def test_what_the_leader_releases_is_dropped(tmp_path: Path) -> None:
             await asyncio.to_thread(write, run / "state.sock", request)
         await stage.until(lambda: set(fold(stage).holders["w0"].covered) == {"a", "b"})
         leader.append(v.CheckpointsReleased(("a", "unknown")))
-        dropped = await stage.nth(v.CheckpointDropped, 1)
-        assert dropped.request == "a"
-        assert await asyncio.to_thread(held, run / "state.sock") == {"b"}
-
-
-@pytest.mark.full
-async def test_what_the_leader_ends_is_dropped_without_a_known_holder(tmp_path: Path) -> None:
-    """Composed 164034: the choice of its holder was lost with the spool of its gateway."""
-    run = tmp_path / "run"
-    async with staged(run, **CHECKPOINTS) as stage, stage.log.writer("fleet") as leader:
-        await stage.nth(v.StateDaemonStarted, 1)
-        async with stage.log.writer("r.r0") as replica:
-            replica.append(*(arrived(request) for request in ("a", "b")))
-        for request in ("a", "b"):
-            await asyncio.to_thread(write, run / "state.sock", request)
-        await stage.until(lambda: set(fold(stage).holders["w0"].covered) == {"a", "b"})
-        leader.append(ended("a"))
         dropped = await stage.nth(v.CheckpointDropped, 1)
         assert dropped.request == "a"
         assert await asyncio.to_thread(held, run / "state.sock") == {"b"}

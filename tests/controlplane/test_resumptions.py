@@ -346,3 +346,16 @@ def test_one_that_can_be_generated_again_is_not() -> None:
     story.tell("r.r1", replace(arrived(), verdict=Guarantee.EXACT), decided())
     story.tell("w.w0", died())
     assert not moving(story)
+
+
+@pytest.mark.parametrize("chosen", [(), ("w1",)])
+def test_a_holder_with_blocks_may_have_the_envelope_too(chosen: tuple[str, ...]) -> None:
+    """Composed 171304: the choice of the holder was lost with the gateway of the stream."""
+    late = LateReturn(let_go=False, absent=True)
+    late.live["q"].envelopes = chosen
+    late.fleet.holders = {
+        name: SimpleNamespace(name=name, alive=name != "w3", covered=dict.fromkeys(held))
+        for name, held in (("w0", "q"), ("w1", "q"), ("w2", "r"), ("w3", "q"))
+    }
+    assert sorted(late.returns.holders("q")) == ["w0", "w1"]
+    assert late.returns.holders("unknown") == ()

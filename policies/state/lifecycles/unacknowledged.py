@@ -16,15 +16,12 @@ from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.errors import LogError
 from relume.events.vocabulary.enums import RouteCause
-from relume.policies.agreement import has_version
+from relume.policies.agreement import LEADER_VERSION, has_version
 from relume.policies.state.fleet import Fleet, Replica, Unheard
 from relume.policies.state.lifecycles.request_life import Input, State, follows
 
 WAIT_TICKS = 60
 """Time after its engine's report at which a request of a lost replica is ended."""
-
-VERSION = "version.leader"
-"""The setting by which replicas record that they know lives that have not begun in the log."""
 
 MAX_ENTRIES = 4096
 """Maximum number of stored requests; the oldest are dropped first."""
@@ -107,7 +104,7 @@ def _is_over(fleet: Fleet, entry: Unheard, boot: str) -> bool:
     """Whether life `boot` of its replica came after the one that sent the request."""
     if entry.boot == boot:
         return False
-    return not (has_version(fleet, VERSION, 2) and _began_after(entry.boot, boot))
+    return not (has_version(fleet, LEADER_VERSION, 2) and _began_after(entry.boot, boot))
 
 
 def _began_after(boot: str, other: str) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from relume.events import vocabulary as v
 from relume.events.log import codec
+from relume.policies.agreement import LEADER_VERSION
 from relume.policies.checkpoints import placement
 from relume.policies.checkpoints.decisions import displaced, sites
 from relume.policies.leader.duties import step
@@ -21,7 +23,15 @@ from relume.policies.state.coverage import (
 )
 from relume.policies.state.fleet import dump, load, state_hash
 from relume.policies.state.overlay.view import View
-from tests.policies.story import Story, arrived, decided, ended, engine_step, queued
+from tests.policies.story import (
+    Story,
+    arrived,
+    decided,
+    ended,
+    engine_step,
+    queued,
+    replica_started,
+)
 
 BASIS = v.Basis(1, 0)
 
@@ -441,6 +451,20 @@ def test_blocks_that_outlive_their_request_are_asked_back_by_the_leader() -> Non
     assert owed == [v.CheckpointsReleased(("q",))]
     story.tell("fleet", *owed)
     assert ticks(story, 11 + RELEASE_TICKS, 40) == [] and story.fleet.ending == {}
+
+
+@pytest.mark.parametrize(("version", "released"), [("2", True), ("1", False)])
+def test_blocks_without_a_chosen_holder_are_asked_back(version: str, released: bool) -> None:
+    """Composed 171304: `HolderChosen` was lost with its gateway, and another replica ended the request."""
+    story = scene()
+    story.tell("r.r0", replica_started(settings=((LEADER_VERSION, version),)), arrived("q"))
+    story.leader()
+    ticks(story, 0, 1)
+    story.tell("w.w1", acknowledged("w1", 64))
+    story.tell("r.r0", ended("q"))
+    assert ticks(story, 2, RELEASE_TICKS) == [], "its engine may still say so itself"
+    owed = ticks(story, RELEASE_TICKS + 1, RELEASE_TICKS + 2)
+    assert (v.CheckpointsReleased(("q",)) in owed) is released
 
 
 def test_blocks_written_long_after_the_end_are_asked_back() -> None:
