@@ -138,7 +138,12 @@ def violations(
     checks: dict[str, Check] = {
         **CHECKS,
         "I1": partial(i1_one_terminal_event.check, truth=known.truth),
-        "I2": partial(i2_identical_stream.check, corrupt=known.corrupt),
+        "I2": partial(
+            i2_identical_stream.check,
+            corrupt=known.corrupt,
+            truth=known.truth,
+            began_ms=known.began_ms,
+        ),
         "I5": partial(i5_fencing_no_gap.check, truth=known.truth),
         "I8": partial(i8_budget.check, given=known.given_bytes),
         "I9": partial(i9_breakers.check, unkept=known.unkept),
@@ -151,7 +156,13 @@ def violations(
             slowed=known.slowed,
         ),
         "I13": partial(i13_durable.check, landed=known.landed),
-        "I14": partial(i14_no_bad_block.check, shared=known.shared, corrupt=known.corrupt),
+        "I14": partial(
+            i14_no_bad_block.check,
+            shared=known.shared,
+            corrupt=known.corrupt,
+            truth=known.truth,
+            began_ms=known.began_ms,
+        ),
         "I16": partial(i16_admin_logged.check, sent=known.commands),
         "I22": partial(
             i22_needless_failure.check,

@@ -1,10 +1,16 @@
-"""Engines that a fault made compute wrong results, and the requests that got tokens from them."""
+"""Engines that a fault made compute wrong results, and the requests that got tokens from them.
+
+The log has these requests (`served`), unless their gateway was killed before it wrote what it had
+decided. Then no event names their client, and of a simulated run it is known which request is whose
+(`unwritten`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
+from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.records import (
     Course,
     Entry,
@@ -12,6 +18,7 @@ from relume.chaos.validators.records import (
     events_of,
     has_unnamed_tokens,
 )
+from relume.chaos.validators.unwritten_decisions import UnwrittenDecisions, broken_replicas
 from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
 from relume.events.log.entries import entries
@@ -21,6 +28,7 @@ from relume.events.vocabulary.enums import AttemptMode, FailureClass, HealthStat
 Engine = tuple[str, int]
 """Worker and incarnation."""
 NEVER = 1 << 62
+_NS_PER_MS = 1_000_000
 
 
 def verdicts(
@@ -104,3 +112,48 @@ def _served(course: Course, engines: Mapping[Engine, int]) -> dict[Engine, Entry
             found.setdefault(place, at)
         place = "", 0
     return found
+
+
+def unwritten(
+    groups: Sequence[RevisionGroup],
+    corrupt: Sequence[tuple[str, int]],
+    truth: GroundTruth | None,
+    began_ms: int = 0,
+) -> dict[str, dict[str, Engine]]:
+    """By client, its requests in the log with an attempt on a corrupt engine that a gateway dispatched
+    and never wrote, as its life ended first. Only an attempt that ran after the fault, and a client that
+    had its last token before the verdict: then no part of the fleet could know. `began_ms`: wall time
+    of the run's start."""
+    found: dict[str, dict[str, Engine]] = {}
+    if truth is None or not corrupt:
+        return found
+
+    def wall_ms(at_ns: int) -> int:
+        return began_ms + (at_ns - truth.began_ns) // _NS_PER_MS
+
+    engines = verdicts(groups, corrupt)
+    convicted = set(engines.values())
+    verdict_ms = {
+        at.revision: at.at_ms for at in events_of(groups, "fleet") if at.revision in convicted
+    }
+    decisions = UnwrittenDecisions(groups, broken_replicas(groups)[1])
+    for name, sent in truth.queued.items():
+        engine = sent.worker, sent.incarnation
+        if engine not in engines or decisions.of(sent.dispatch) is None:
+            continue
+        since_ms = min(at_ms for worker, at_ms in corrupt if worker == sent.worker)
+        if wall_ms(truth.ended.get(name, NEVER)) < since_ms:
+            continue
+        for client in _clients(truth, name):
+            if wall_ms(truth.calls[client].last_ns) <= verdict_ms.get(engines[engine], NEVER):
+                found.setdefault(client, {})[name.rpartition("/")[0]] = engine
+    return found
+
+
+def _clients(truth: GroundTruth, attempt: str) -> list[str]:
+    """Those whose request it was."""
+    return [
+        client
+        for client, attempts in truth.attempts.items()
+        if client in truth.calls and any(name == attempt for name, _, _ in attempts)
+    ]

@@ -69,10 +69,12 @@ class IncidentFold:
             handler(entry, entry.event)
 
     def wants(self, event: Any) -> bool:
-        """Whether `take` has a use for it: most events are engine steps, read only while a touched
-        stream waits for its next token."""
+        """Whether `take` has a use for it: most events are engine steps, read only if they have new
+        requests, or while a touched stream waits for its next token."""
         kind = type(event)
-        return bool(self._streams.waiting) if kind is v.EngineStep else kind in self.handlers
+        if kind is v.EngineStep:
+            return bool(self._streams.waiting) or _has_new(event)
+        return kind in self.handlers
 
     @property
     def incidents(self) -> list[Incident]:
@@ -95,6 +97,7 @@ class IncidentFold:
         self._served.on_observed(event)
 
     def _on_step(self, entry: Entry, event: v.EngineStep) -> None:
+        self._served.on_step(entry.stream[2:], event)
         if self._streams.waiting:
             for case in self._streams.on_step(entry, event):
                 _settled(case, entry)
@@ -151,6 +154,11 @@ class IncidentFold:
         self._workers.handlers[v.WorkerDeregistered](entry, event)
         self._daemons.on_worker_left(entry, event.worker)
         self._unreadable.on_worker_gone(entry, event.worker)
+
+
+def _has_new(event: v.EngineStep) -> bool:
+    """Whether the engine says that it has new requests."""
+    return any(type(change) is v.RequestQueued for change in event.changes)
 
 
 def _settled(case: Case, entry: Entry) -> None:

@@ -5,6 +5,8 @@ restored, also an attempt of another request that lent them. Tokens that an engi
 counted: a request that failed with a first token and none counted had some. When the leader quarantines a
 worker, each request that the engine served since the tick of its last right answers joins the incident.
 Attempts that still run join it when they end, if they brought tokens.
+So does a request that its engine alone reported, since its gateway was gone before it wrote of it: nothing
+says what its client got.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from relume.events.vocabulary.enums import RequestOutcome, RequestState
 
 MOST_REMEMBERED = 65_536
 """Maximum number of ended attempts that are remembered, over all workers; the oldest go first."""
+MOST_UNWRITTEN = 4096
+"""Maximum number of requests that engines alone reported; the oldest go first."""
 
 Engine = tuple[str, int]
 """Worker and incarnation."""
@@ -61,6 +65,8 @@ class ServedRequests:
         """By live request, attempts that ended without a token, and when."""
         self._restored: dict[str, int] = {}
         """By live request, the last attempt that restored blocks."""
+        self._unwritten: dict[str, Engine] = {}
+        """By request that no replica wrote of yet, the engine that reported it."""
         self._lenders: dict[str, str] = {}
         """By live request, whose blocks it restores."""
         self._wrote: dict[str, dict[Engine, int]] = {}
@@ -72,9 +78,20 @@ class ServedRequests:
             self._dropped_at = event.number - 1
         self._tick = event.number
 
+    def on_step(self, worker: str, event: v.EngineStep) -> None:
+        """An engine has new requests. What their replicas decided usually comes next, or came before."""
+        for change in event.changes:
+            if type(change) is not v.RequestQueued or self._is_live(change.request):
+                continue
+            if change.request not in self._of_live:
+                self._unwritten.setdefault(change.request, (worker, event.incarnation))
+        while len(self._unwritten) > MOST_UNWRITTEN:
+            del self._unwritten[next(iter(self._unwritten))]
+
     def on_routed(self, event: v.RouteDecided) -> None:
         """The request is sent to a worker. Nothing says what an attempt before it brought, if no
         replica saw that one end."""
+        self._unwritten.pop(event.request, None)
         if event.worker:
             self._left(event.request, -1)
             self._running[event.request] = RunningAttempt(
@@ -126,6 +143,8 @@ class ServedRequests:
         is_complete = event.outcome == RequestOutcome.COMPLETED
         has_uncounted = not event.tokens and event.ttft_us >= 0
         was_running = event.request in self._running
+        if (engine := self._unwritten.pop(event.request, None)) is not None:
+            self._note(event.request, engine, self._tick)
         self._left(event.request, -1 if is_complete or has_uncounted else event.tokens)
         tokenless = self._tokenless.pop(event.request, [])
         if not event.detail.startswith(NOT_COMPARED):  # else its client has tokens without ids
@@ -161,6 +180,8 @@ class ServedRequests:
         """It left long ago: no verdict on it will come."""
         for key in [key for key in self._services if key[0] == worker]:
             del self._services[key]
+        for request in [one for one, engine in self._unwritten.items() if engine[0] == worker]:
+            del self._unwritten[request]
         for request, wrote in list(self._wrote.items()):
             for engine in [engine for engine in wrote if engine[0] == worker]:
                 del wrote[engine]

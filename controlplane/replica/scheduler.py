@@ -188,7 +188,6 @@ class Scheduler:
         if live is not None:
             self.returns.left_unserved(live)
         self.waiting.over(request)
-        self.view.let_go(request)
 
     async def changed(self) -> None:
         """Wait until the fold advances."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
+
+import pytest
 
 from relume.chaos.validators.corrupt_engines import NEVER, verdicts
+from relume.chaos.validators.ground_truth import ClientCall, GroundTruth, QueuedReport
 from relume.chaos.validators.promises.requests import i2_identical_stream
 from relume.chaos.validators.promises.workers import i14_no_bad_block, i14_prefix_caches
 from relume.chaos.validators.records import THE_RUN, ClientRecord, Log, Violation
 from relume.events import vocabulary as v
+from relume.events.log.codec import encode
 from relume.events.vocabulary.enums import EffectKind
 from tests.policies.story import (
     Story,
@@ -16,6 +20,8 @@ from tests.policies.story import (
     decided,
     died,
     ended,
+    engine_step,
+    queued,
     ready,
     replica_started,
     started,
@@ -249,6 +255,75 @@ def test_i2_leaves_answers_of_a_corrupt_worker_to_i14() -> None:
     assert i2_identical_stream.check(log.groups, clients, FLIPPED) == []
     assert i2_identical_stream.check(log.groups, clients) != []
     assert i2_identical_stream.check(log.groups, clients, [("w1", 1 << 60)]) != []
+
+
+class Unwritten(WrongWorker):
+    """w0 serves q2 of client c2 wrongly too. r0 began anew before it wrote of that; its engine's report
+    is in the log, and the leader ended the request. The verdict came at 5000 ms."""
+
+    CORRUPT: ClassVar = [("w0", 1000)]
+    CLIENTS: ClassVar = [
+        ClientRecord(request="before", tokens=RIGHT, content_id="a", undisturbed=True),
+        ClientRecord(request="c2", tokens=WRONG, content_id="a"),
+    ]
+
+    def __init__(self, reported: bool = True) -> None:
+        super().__init__()
+        sent = decided("q2")
+        self.sent = encode(v.RouteDecided(**{**_fields(sent), "decision": "r0.b1.2"}))
+        self.tell("r.r0", v.RouteDecided(**{**_fields(decided("q")), "decision": "r0.b1.1"}))
+        if reported:
+            self.tell("w.w0", engine_step(queued("q2", dispatch=self.sent)))
+        self.replica(boot="b2")
+        self.tell("fleet", ended("q2", "failed"))
+        self.at_ms = 5000
+        self.quarantined()
+
+    def truth(self, last_ms: int = 2000, worker: str = "w0", until_ms: int = 2000) -> GroundTruth:
+        return GroundTruth(
+            calls={"c2": ClientCall(last_ns=last_ms * 1_000_000)},
+            attempts={"c2": [("q2/1", worker, 0)]},
+            queued={"q2/1": QueuedReport(worker, 1, 1, self.sent)},
+            ended={"q2/1": until_ms * 1_000_000},
+        )
+
+    def differences(self, truth: GroundTruth | None) -> list[str]:
+        found = i2_identical_stream.check(self.groups, self.CLIENTS, self.CORRUPT, truth)
+        return [one.about for one in found if one.about != THE_RUN]
+
+
+def test_i2_leaves_an_answer_of_a_corrupt_worker_to_i14_though_no_gateway_wrote_of_it() -> None:
+    """Composed 171092: etcd was away, and the gateway was killed before it was back."""
+    log = Unwritten()
+    assert log.differences(log.truth()) == []
+    assert log.differences(None) == ["c2"], "of a live run nothing more is known"
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [{"last_ms": 6000}, {"worker": "w1"}, {"until_ms": 900}],
+    ids=["after the verdict", "of a sound worker", "before the fault"],
+)
+def test_other_wrong_answers_that_no_gateway_wrote_of_are_found(otherwise: Any) -> None:
+    log = Unwritten()
+    assert log.differences(log.truth(**otherwise)) == ["c2"]
+
+
+def test_a_written_attempt_of_a_living_gateway_is_judged_by_the_log() -> None:
+    log = Unwritten()
+    log.sent = encode(v.RouteDecided(**{**_fields(decided("q2")), "decision": "r0.b2.9"}))
+    assert log.differences(log.truth()) == ["c2"]
+
+
+def test_the_incident_lists_what_the_engine_alone_reported() -> None:
+    def unlisted(log: Unwritten) -> list[str]:
+        truth = log.truth()
+        found = i14_no_bad_block.check(log.groups, log.CLIENTS, corrupt=log.CORRUPT, truth=truth)
+        return [one.detail for one in found if "q2" in one.detail]
+
+    assert unlisted(Unwritten()) == []
+    text = "has wrong tokens of w0, and its incident does not list q2"
+    assert unlisted(Unwritten(reported=False)) == [text]
 
 
 class WithHolder(WrongWorker):

@@ -18,7 +18,7 @@ from relume.events.vocabulary.enums import FailedPart, FailureClass, Guarantee, 
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 from tests.incidents.failure_log import FailureLog, live
-from tests.policies.story import decided
+from tests.policies.story import decided, ended, engine_step, queued
 
 
 def quarantined(log: FailureLog, good_tick: int, incarnation: int = 1) -> None:
@@ -210,6 +210,35 @@ def test_a_failed_stream_whose_tokens_had_no_ids_is_listed(broke_before: bool) -
     found = [record for record in log.incidents() if record.served]
     assert [served(record) for record in found] == [{"text": "failed"}]
     assert set(corrupt_engines.served(log.groups, {("w0", 1): 1})) == {"text"}
+
+
+@pytest.mark.parametrize("in_time", [True, False], ids=["ended before", "ended after"])
+def test_a_request_that_its_engine_alone_reported_is_listed(in_time: bool) -> None:
+    """Composed 171092: its gateway was killed before it wrote of it, and its client had all of it."""
+    log = FailureLog()
+    dispatch = b"of a gateway that is gone"
+    log.tell("w.w0", engine_step(queued("lost", dispatch=dispatch)))
+    log.tell("w.w1", engine_step(queued("elsewhere", dispatch=dispatch)))
+    log.tell("w.w0", engine_step(queued("written", dispatch=dispatch)))
+    log.request("w1", "r0", "written")
+    gone = [ended(name, "failed") for name in ("lost", "elsewhere", "written")]
+    if in_time:
+        log.tell("fleet", *gone)
+    quarantined(log, 0)
+    if not in_time:
+        log.tell("fleet", *gone)
+    assert served(log.one()) == {"lost": "failed"}
+    (record,) = live(log.groups)
+    assert served(record) == {"lost": "failed"}, "a replica that follows the log knows it too"
+
+
+def test_requests_that_engines_alone_reported_are_bounded() -> None:
+    many = ServedRequests()
+    for number in range(served_requests.MOST_UNWRITTEN + 1):
+        many.on_step("w0", engine_step(queued(f"q{number}")))
+    assert len(many._unwritten) == served_requests.MOST_UNWRITTEN
+    many.forget_worker("w0")
+    assert not many._unwritten, "no names of a worker that left long ago"
 
 
 def test_another_incarnation_is_not_in_doubt() -> None:

@@ -26,7 +26,7 @@ from relume.policies.liveness.suspicious import OVERLOADED, SUSPICIOUS, WRONG
 from relume.policies.state.account import key_of
 from relume.policies.state.dirty_set import DirtySet
 from relume.policies.state.dirty_set import of as dirty_set_of
-from relume.policies.state.fleet import Fleet, Receipts, Worker
+from relume.policies.state.fleet import Attempt, Fleet, Receipts, Worker
 from relume.policies.state.fold import places_of
 from relume.policies.state.overlay import receive_clock
 from relume.policies.state.overlay.own_checkpoints import OwnCheckpoints
@@ -65,7 +65,10 @@ class View:
         self.position = 0
         self._pending: deque[_Pending] = deque()
         self._own: dict[str, dict[str, _Own]] = {}
-        self._places: dict[str, list[tuple[str, str]]] = {}
+        self._places: dict[str, dict[tuple[str, str], int]] = {}
+        """By request: where its pending dispatches go, with their positions."""
+        self._ended: dict[str, tuple[int, int]] = {}
+        """Requests with a pending end, with its position and number of attempts."""
         self._suspicion: dict[str, list[tuple[int, bool, int]]] = {}
         self.failed: dict[str, dict[str, tuple[int, int]]] = {}
         """By worker: requests that failed on it, by own events that the fold does not hold, with
@@ -112,10 +115,6 @@ class View:
         itself) do not concern the view."""
         self.position = max(self.position, position)
 
-    def let_go(self, request: str) -> None:
-        """The replica will say nothing more of it: its end is another's."""
-        self._places.pop(request, None)
-
     def landed(self) -> None:
         """The fold has advanced: drop what it now holds of this stream."""
         head = self.fleet.streams.get(self.stream)
@@ -133,16 +132,14 @@ class View:
             self._decided -= 1
             if event.worker and event.prefix:
                 self.expected.forget(event)
-            key = key_of(event.request, event.attempt)
-            own = self._own.get(event.worker, {}).get(key)
-            if own is not None and own.placed == position:
-                own.placed = 0
-                self._tidy(event.worker, key, own)
+            self._forget_dispatch(position, event)
         elif kind is v.ReplicaStarted:
             if self._started is not None and self._started[0] == position:
                 self._started = None
         elif kind is v.HolderChosen or kind is v.RequestEnded:
             self.checkpoints.forget(position, event)
+            if self._ended.get(event.request, (0, 0))[0] == position:
+                del self._ended[event.request]
         elif kind is v.RecoveryPlanned or kind is v.MigrationPlanned:
             self.checkpoints.forget_plan(position, event)
         else:
@@ -152,6 +149,18 @@ class View:
             if own is not None and own.closed == position:
                 own.closed = 0
                 self._tidy(worker, key, own)
+
+    def _forget_dispatch(self, position: int, event: v.RouteDecided) -> None:
+        place = worker, key = event.worker, key_of(event.request, event.attempt)
+        own = self._own.get(worker, {}).get(key)
+        if own is not None and own.placed == position:
+            own.placed = 0
+            self._tidy(worker, key, own)
+        places = self._places.get(event.request)
+        if places is not None and places.get(place) == position:
+            del places[place]
+            if not places:
+                del self._places[event.request]
 
     def _forgive(self, request: str) -> None:
         """Its client was at fault, no worker."""
@@ -200,7 +209,7 @@ class View:
             )
             self._own.setdefault(event.worker, {})[key] = own
             self.moved.note(event.worker)
-            self._places.setdefault(event.request, []).append((event.worker, key))
+            self._places.setdefault(event.request, {})[event.worker, key] = position
             if event.prefix:
                 self.expected.decided(event)
         return []
@@ -230,11 +239,11 @@ class View:
         self.checkpoints.ended(position, event.request)
         if self.failed and event.outcome == RequestOutcome.REJECTED:
             self._forgive(event.request)
-        places = self._places.pop(event.request, [])
-        # A view that began with a snapshot has not seen earlier dispatches; more places
-        # than there are attempts change nothing.
-        places += [place for place in places_of(self.fleet, event) if place not in places]
-        return self._close(position, places)
+        self._ended[event.request] = position, event.attempts
+        # What the fold has now is for `moved` and `overlaid`; `load` looks at the fold of its basis.
+        places = self._places.pop(event.request, {})
+        places.update(dict.fromkeys(places_of(self.fleet, event), 0))
+        return self._close(position, list(places))
 
     def _on_suspected(
         self, position: int, event: v.WorkerSuspected | v.TransportObserved
@@ -341,7 +350,21 @@ class View:
                 elif attempt is None and _opens(worker, key, own.incarnation):
                     prefill += own.tokens
                     requests += 1
+        if self._ended and worker.flights:
+            for key, attempt in worker.attempts.items():
+                if attempt.queued or not self._is_over(attempt):
+                    continue
+                if not (here and key in here and here[key].closed):
+                    prefill -= attempt.left
+                    requests -= 1
         return prefill, requests
+
+    def _is_over(self, attempt: Attempt) -> bool:
+        """Whether a pending end closes what the fold has of it. Another replica's dispatch may be
+        folded after the end came in: which attempts there are is known only at the basis."""
+        if (ended := self._ended.get(attempt.request)) is None:
+            return False
+        return attempt.attempt <= ended[1] or attempt.request in self.fleet.requests
 
     def unfolded(self, worker: Worker) -> int:
         """Own dispatches to `worker` that the fold does not hold, and that are not over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,6 +115,54 @@ def test_own_end_closes_only_what_the_engine_never_took() -> None:
         assert view.load(story.fleet.workers["w0"]) == ((100, 1) if taken else (0, 0))
 
 
+@pytest.mark.parametrize("is_early", [False, True])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_own_end_closes_what_another_replica_sent_whenever_it_came_in(
+    is_early: bool, is_known: bool
+) -> None:
+    """A stream of another replica ends here. Replay brings the end directly after the decision
+    before it, and life brings it later: the dispatch may be folded in between."""
+    story = two_workers()
+    story.replica("r1", "b2")
+    story.tell("r.r1", arrived())
+    claim = v.ClientReturned(request="q1", claim="c1", attempt=2, tokens=5, events=0)
+    view = viewed(story, [claim, ended(attempts=2)] if is_early else [])
+    if not is_known:
+        story.leader("r1", "b2")
+        story.tell("fleet", ended(outcome="failed"))
+    story.tell("r.r1", decided(attempt=2), decided(request="q2"))
+    if not is_early:
+        view.own(view.position + 1, claim)
+        view.own(view.position + 1, ended(attempts=2))
+    assert view.load(story.fleet.workers["w0"]) == (100, 1)  # that of q2
+    story.tell("r.r0", claim, ended(attempts=2))
+    view.landed()
+    assert view.load(story.fleet.workers["w0"]) == (100, 1)
+    assert not view._ended
+
+
+def test_a_pending_end_leaves_later_attempts_of_a_request_that_is_over() -> None:
+    story = two_workers()
+    view = viewed(story, [ended()])
+    story.tell("r.r1", decided(attempt=2))
+    assert view.load(story.fleet.workers["w0"]) == (100, 1)
+    story.tell("r.r0", ended())
+    view.landed()
+    assert view.load(story.fleet.workers["w0"]) == (100, 1)
+
+
+def test_own_end_is_pending_until_it_lands_and_nothing_of_it_stays() -> None:
+    story = two_workers()
+    own = [arrived(), decided(), decided(attempt=2, worker="w1"), ended(attempts=2)]
+    view = viewed(story, own)
+    story.tell("r.r0", *own[:3])
+    view.landed()
+    assert [view.load(w) for w in story.fleet.workers.values()] == [(0, 0), (0, 0)]
+    story.tell("r.r0", own[3])
+    view.landed()
+    assert not (view._own or view._places or view._ended or view._pending)
+
+
 def test_clearing_is_seen_before_it_lands() -> None:
     story = two_workers()
     story.tell("r.r0", observed(kind="reset"))
@@ -175,6 +224,13 @@ class Play:
             return v.WorkerSuspected(worker, incarnation, "silent")
         return v.WorkerCleared(worker, incarnation, "steps")
 
+    def other_event(self) -> Any:
+        """Another replica sent an attempt before it lost the stream."""
+        request = self._draw(st.sampled_from(REQUESTS))
+        attempt = self._draw(st.integers(11, 13))
+        worker = self._draw(st.sampled_from(["w0", "w1"]))
+        return decided(request, attempt, worker)
+
     def worker_event(self, worker: str) -> Any:
         request = self._draw(st.sampled_from(REQUESTS))
         attempt = max(self.attempt.get(request, 1), 1)
@@ -196,7 +252,7 @@ class Play:
 @st.composite
 def histories(draw: Any) -> tuple[list[Any], list[tuple[str, int, Any]]]:
     """(own events, steps). A step is ("land", how many own events, None) or
-    ("worker", 0, (name, events))."""
+    ("tell", 0, (stream, events))."""
     play = Play(draw)
     own = [arrived(r) for r in REQUESTS] + [
         play.own_event() for _ in range(draw(st.integers(1, 8)))
@@ -208,10 +264,13 @@ def histories(draw: Any) -> tuple[list[Any], list[tuple[str, int, Any]]]:
             count = min(land, left)
             left -= count
             steps.append(("land", count, None))
+        elif len(own) - left >= len(REQUESTS) and draw(st.booleans()):
+            steps.append(("tell", 0, ("r.r1", [play.other_event()])))
         else:
             name = draw(st.sampled_from(["w0", "w1"]))
             event = play.worker_event(name)
-            steps.append(("worker", 0, (name, event if isinstance(event, list) else [event])))
+            events = event if isinstance(event, list) else [event]
+            steps.append(("tell", 0, (f"w.{name}", events)))
     if left:
         steps.append(("land", left, None))
     return own, steps
@@ -223,7 +282,7 @@ def perform(story: Story, own: list[Any], landed: int, step: tuple[str, int, Any
     if kind == "land":
         story.tell("r.r0", *own[landed : landed + count])
         return landed + count
-    story.tell(f"w.{telling[0]}", *telling[1])
+    story.tell(telling[0], *telling[1])
     return landed
 
 
@@ -240,7 +299,7 @@ def test_view_shows_what_folding_the_own_tail_would_show(history: Any) -> None:
     own, steps = history
     story = two_workers()
     landed = 0
-    for step in [("worker", 0, ("w0", [])), *steps]:
+    for step in [("tell", 0, ("w.w0", [])), *steps]:
         landed = perform(story, own, landed, step)
         for p in range(landed, len(own) + 1):
             view = viewed(story, own[landed:p])
@@ -282,4 +341,6 @@ def test_view_depends_on_its_basis_alone(history: Any, rng: Any) -> None:
         assert shown(live) == shown(viewed(early, []))
         assert not live._pending
         assert not live._own
+        assert not live._places
+        assert not live._ended
         assert not live._suspicion

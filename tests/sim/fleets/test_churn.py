@@ -169,7 +169,7 @@ def left_at_rest(plane: Any) -> Iterator[str]:
     kept = {
         "requests": fleet.requests, "placed": fleet.placed, "ending": fleet.ending,
         "planned": fleet.planned, "unheard": fleet.unacknowledged, "effects": fleet.pending_effects,
-        "live": scheduler.live, "overlay": view._own, "places": view._places,
+        "live": scheduler.live, "overlay": view._own, "places": view._places, "ended": view._ended,
         "pending": view._pending, "expected": bool(view.expected), "connections": gateway._connections,
         "attempts": [key for key, found in gateway._attempts.items() if found],
         "waiting": room.entries, "bytes": room.size, "shares": room._shares,

@@ -5,14 +5,16 @@ equal undisturbed request. Of an answer that did not complete, it compares the r
 with the beginning of that answer: its length is unknown. Guarantees sampled, replay and restart do
 not promise identical answers; disturbed answers must still be complete.
 
-Requests that got tokens from a corrupt worker are judged by I14 instead.
+Requests that got tokens from a corrupt worker are judged by I14 instead, also those whose gateway was
+killed before it wrote of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relume.chaos.validators.corrupt_engines import served, verdicts
+from relume.chaos.validators.corrupt_engines import served, unwritten, verdicts
+from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.records import THE_RUN, ClientRecord, Violation, courses, of_clients
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import Guarantee, RequestOutcome
@@ -24,11 +26,14 @@ def check(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
     corrupt: Sequence[tuple[str, int]] = (),
+    truth: GroundTruth | None = None,
+    began_ms: int = 0,
 ) -> list[Violation]:
     """Answers that differ. An exact request without a counterpart cannot be judged. A run with
     exact answers of which none could be compared is itself a violation. `corrupt`: see
-    `corrupt_engines.verdicts`."""
+    `corrupt_engines.verdicts`; `truth` and `began_ms`: see `corrupt_engines.unwritten`."""
     of_corrupt = served(groups, verdicts(groups, corrupt))
+    unknown = unwritten(groups, corrupt, truth, began_ms)
     references: dict[str, ClientRecord] = {}
     for client in clients:
         if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.content_id:
@@ -44,7 +49,7 @@ def check(
         reference = references.get(client.content_id)
         if not client.content_id or not exact or reference is client:
             continue
-        if course is not None and course.request in of_corrupt:
+        if client.request in unknown or (course is not None and course.request in of_corrupt):
             continue
         if client.outcome != RequestOutcome.COMPLETED:
             if reference is not None and (at := _unlike(reference.tokens, client.tokens)) >= 0:

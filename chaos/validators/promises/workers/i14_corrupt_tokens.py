@@ -4,7 +4,8 @@ An attempt that was decided with the verdict known restores no blocks that the e
 that another attempt restored before and wrote again. A
 replica that knows the verdict ends no request on that engine as completed, and continues none after
 the engine's tokens: it has them compared. An answer with wrong tokens may complete only where its
-replica did not know the verdict yet. Then the worker's incident lists the request.
+replica did not know the verdict yet. Then the worker's incident lists the request,
+also where its engine alone reported it, because its gateway was killed before it wrote of it.
 Nothing follows from wrong answers of an engine without a verdict, unless the log convicts it
 (`chaos.validators.convictions`). It may have died before its canaries, no canary may touch the damage,
 and a majority needs three engines and enough cross-checks. Where such an engine answered too, it is
@@ -17,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from relume.chaos.validators.convictions import conviction
-from relume.chaos.validators.corrupt_engines import NEVER, Engine, verdicts
+from relume.chaos.validators.corrupt_engines import NEVER, Engine, unwritten, verdicts
 from relume.chaos.validators.corrupt_engines import served as served_by
+from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.records import (
     THE_RUN,
     ClientRecord,
@@ -41,11 +43,16 @@ def check(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
     corrupt: Sequence[tuple[str, int]],
+    truth: GroundTruth | None = None,
+    began_ms: int = 0,
 ) -> Iterator[Violation]:
-    """`corrupt`: workers whose engines a fault made compute wrong results, and when (wall ms)."""
+    """`corrupt`: workers whose engines a fault made compute wrong results, and when (wall ms). `truth`
+    and `began_ms`: see `corrupt_engines.unwritten`."""
     engines = verdicts(groups, corrupt)
     served = served_by(groups, engines)
     yield from _restored(groups, engines)
+    lost = unwritten(groups, corrupt, truth, began_ms)
+    yield from _unlisted(groups, clients, lost, engines)
     if not served:
         return
     known = {engine: _known(groups, engine, at) for engine, at in engines.items() if at < NEVER}
@@ -111,11 +118,7 @@ def _wrong_answers(
     served: Mapping[str, Mapping[Engine, Entry]],
     known: Mapping[Engine, Mapping[str, int]],
 ) -> Iterator[Violation]:
-    right = {
-        client.content_id: client.tokens
-        for client in clients
-        if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.content_id
-    }
+    right = _right(clients)
     listed: dict[str, set[str]] | None = None
     missed: dict[Engine, int] = {}
     for client, course in of_clients(courses(groups), clients):
@@ -145,6 +148,40 @@ def _wrong_answers(
                 f"quarantined, though {evidence}"
             )
             yield Violation(PROMISE, THE_RUN, text)
+
+
+def _right(clients: Sequence[ClientRecord]) -> dict[str, list[int]]:
+    """The right tokens, by content id."""
+    return {
+        client.content_id: client.tokens
+        for client in clients
+        if client.undisturbed and client.outcome == RequestOutcome.COMPLETED and client.content_id
+    }
+
+
+def _unlisted(
+    groups: Sequence[RevisionGroup],
+    clients: Sequence[ClientRecord],
+    lost: Mapping[str, Mapping[str, Engine]],
+    engines: Mapping[Engine, int],
+) -> Iterator[Violation]:
+    """Wrong answers that no gateway wrote of, and whose request the leader ended: the log has it from
+    its engine."""
+    right = _right(clients) if lost else {}
+    listed = _listed(groups) if lost else {}
+    found = courses(groups)
+    for client in clients:
+        expected = right.get(client.content_id, client.tokens)
+        if expected[: len(client.tokens)] == client.tokens:
+            continue
+        for request, engine in lost.get(client.request, {}).items():
+            course, names = found.get(request), listed.get(engine[0], set())
+            if engines[engine] == NEVER or course is None or not course.ends or course.decisions:
+                continue
+            if request in names or "" in names:
+                continue
+            text = f"has wrong tokens of {engine[0]}, and its incident does not list {request}"
+            yield Violation(PROMISE, client.request, text)
 
 
 def _restored(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.promises.requests import i2_identical_stream
 from relume.chaos.validators.promises.workers import i14_corrupt_tokens, i14_prefix_caches
 from relume.chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
@@ -40,11 +41,13 @@ def check(
     clients: Sequence[ClientRecord],
     shared: Mapping[str, int] | None = None,
     corrupt: Sequence[tuple[str, int]] = (),
+    truth: GroundTruth | None = None,
+    began_ms: int = 0,
 ) -> list[Violation]:
     """Uses of unusable blocks and tokens. `corrupt`: workers whose engines a fault made compute wrong
-    results, and when (wall ms). `shared`: number of tokens that a client's prompt shares with others
-    from its start; while it waited for its blocks, the engine may have computed those for another
-    request."""
+    results, and when (wall ms); `truth` and `began_ms`: see `corrupt_engines.unwritten`. `shared`:
+    number of tokens that a client's prompt shares with others from its start; while it waited for its
+    blocks, the engine may have computed those for another request."""
     restores, several = _restores(groups)
     alike: dict[str, int] = {}
     if shared:
@@ -69,7 +72,7 @@ def check(
     restored = {request for _, _, request, _ in restores}
     out += _answers(groups, clients, restored, corrupt)
     out += i14_prefix_caches.check(groups)
-    return [*out, *i14_corrupt_tokens.check(groups, clients, corrupt)]
+    return [*out, *i14_corrupt_tokens.check(groups, clients, corrupt, truth, began_ms)]
 
 
 def _restores(
