@@ -17,7 +17,7 @@ from relume.events.etcd.client.watch import Watch
 from relume.events.etcd.keys import Keys, after_prefix
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.etcd.reader.scan import PlacedSegment, Scan, placed
-from relume.events.log.damaged_segment import is_stray, may_be_skipped
+from relume.events.log.damaged_segment import is_stray, unless_skipped
 from relume.events.log.errors import BrokenChain, CorruptSegment
 from relume.events.log.interface import RevisionGroup
 from relume.events.log.segment import Segment
@@ -90,8 +90,7 @@ class FleetReader:
         answer = await self._client.range(self._keys.stream(self._streams[0]), count_only=True)
         revision, found = answer.header.revision, list[PlacedSegment]()
         for stream in streams:
-            on_damage = None if may_be_skipped(stream) else lambda *_at: None
-            scan = Scan(self._client, self._keys, revision, on_damage=on_damage)
+            scan = Scan(self._client, self._keys, revision, on_damage=unless_skipped(stream))
             found += await scan.segments([await scan.extent(stream)])
         found.sort(key=lambda p: (p.revision, p.segment.stream, p.segment.seq))
         return revision, [

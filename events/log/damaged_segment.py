@@ -38,6 +38,15 @@ def may_be_skipped(stream: str) -> bool:
     return stream.startswith("w.")
 
 
+def unless_skipped(stream: str) -> OnDamage | None:
+    """For a reader that ignores stray keys of the stream, unless damaged segments of it may be skipped."""
+    return None if may_be_skipped(stream) else _ignore
+
+
+def _ignore(stream: str, seq: int, reason: str) -> None:
+    """Others name what is skipped."""
+
+
 def is_stray(seq: int, last: int) -> bool:
     """Whether number `seq` cannot be the next one of a stream that ends at segment `last`, nor one that
     was there before."""

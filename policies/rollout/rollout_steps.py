@@ -109,9 +109,8 @@ def _next(fleet: Fleet, rollout: Rollout) -> list[Any]:
 
 def _step(fleet: Fleet, rollout: Rollout, todo: list[Worker]) -> tuple[str, ...]:
     """The workers of the next domain that may leave at once."""
-    floor = max(config_of(LeaderSettings(fleet)).drain_floor, 1)
     workers = fleet.workers.values()
-    spare = sum(is_open(fleet, w) and w.model == rollout.model for w in workers) - floor
+    spare = sum(is_open(fleet, w) and w.model == rollout.model for w in workers) - _floor(fleet)
     names = []
     for worker in todo:
         if worker.domain != todo[0].domain:
@@ -122,6 +121,11 @@ def _step(fleet: Fleet, rollout: Rollout, todo: list[Worker]) -> tuple[str, ...]
                 break
         names.append(worker.name)
     return tuple(names)
+
+
+def _floor(fleet: Fleet) -> int:
+    """How many workers of the model stay open during a step."""
+    return max(config_of(LeaderSettings(fleet)).drain_floor, 1)
 
 
 def _drained(fleet: Fleet, rollout: Rollout) -> list[Any]:
@@ -137,9 +141,8 @@ def _drained(fleet: Fleet, rollout: Rollout) -> list[Any]:
 
 def _uncovered(fleet: Fleet, rollout: Rollout) -> str:
     """Why the step is given up: too few others are open by now, and its workers could serve."""
-    floor = max(config_of(LeaderSettings(fleet)).drain_floor, 1)
     others = [w for w in fleet.workers.values() if w.name not in rollout.workers]
-    if sum(is_open(fleet, w) and w.model == rollout.model for w in others) >= floor:
+    if sum(is_open(fleet, w) and w.model == rollout.model for w in others) >= _floor(fleet):
         return ""
     step = _of_step(fleet, rollout)
     could = [

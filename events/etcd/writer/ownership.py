@@ -33,7 +33,7 @@ from relume.events.etcd.config import BACKOFF_MIN_MS
 from relume.events.etcd.errors import LeaseGone
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader.scan import Scan
-from relume.events.log.damaged_segment import may_be_skipped
+from relume.events.log.damaged_segment import unless_skipped
 from relume.events.log.errors import Fenced, LogError, LogUnavailable, StreamOwned
 from relume.events.log.segment import GENESIS, digest
 
@@ -228,8 +228,7 @@ class Ownership:
 async def read_tail(client: EtcdClient, keys: Keys, stream: str) -> Tail:
     """Where `stream` ends now; a stray key after its end does not matter, unless it is a worker's
     stream. Raises LogUnavailable, CorruptSegment, BrokenChain."""
-    on_damage = None if may_be_skipped(stream) else lambda *_at: None
-    last = await Scan(client, keys, 0, on_damage=on_damage).last(stream)
+    last = await Scan(client, keys, 0, on_damage=unless_skipped(stream)).last(stream)
     if last is None:
         return Tail()
     return Tail(last.segment.seq, last.segment.hash, last.revision, last.segment.last + 1)
