@@ -5,14 +5,18 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# Our processes start by the hundred in the tests: they compile each module once, whatever the caller's environment says.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 # The one etcd every process of a target uses; get-etcd.sh says why it took or refused one.
 WITH_ETCD = RELUME_ETCD="$$(deploy/dev/get-etcd.sh)"; export RELUME_ETCD
 # The three tiers, by the marks of pyproject.toml.
 TIER = $(BIN)/python -m tests.suite.tiers
+# What comes before the tests, two at a time.
+CHECKED = $(MAKE) -j2 --output-sync=target lint wheel collect
 
-.PHONY: help env models demo up check test test-full soak chaos chaos-nightly fuzz-nightly lint docs wheel bench lock clean
+.PHONY: help env models demo up check test test-full soak chaos chaos-nightly fuzz-nightly lint collect docs wheel bench lock clean
 
 help: ## show this list
 	@echo "Relume keeps a fleet of vLLM workers answering through failures."
@@ -35,10 +39,12 @@ up: models ## start a fleet of three workers and leave it running until Ctrl-C
 check: lint ## the fast loop, without etcd or engines: linters, types, unit tests (2 minutes)
 	@exec $(TIER) check $(ARGS)
 
-test: models lint wheel ## check, the wheel, tests on real etcd, and the core on real vLLM (10 minutes on two cores)
+test: models ## check, the wheel, tests on real etcd, and the core on real vLLM (10 minutes on two cores)
+	@$(CHECKED)
 	@$(WITH_ETCD); exec $(TIER) test $(ARGS)
 
-test-full: models lint wheel ## every test there is, and make chaos (half an hour to 100 minutes on two cores)
+test-full: models ## every test there is, and make chaos (half an hour to 100 minutes on two cores)
+	@$(CHECKED)
 	@$(WITH_ETCD); exec $(TIER) full $(ARGS)
 	@$(if $(ARGS),,$(MAKE) chaos)
 
@@ -60,6 +66,10 @@ lint: env ## ruff, mypy, the arrows between packages, spelling, the documentatio
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m codespell_lib
 	@$(BIN)/python -m mkdocs build --strict 2>&1 | { grep -v '^INFO' || true; }
+
+collect: env ## find every test, and compile its module
+	@found="$$($(BIN)/python -m pytest --collect-only -q 2>&1)" || { tail -n 40 <<<"$$found"; exit 1; }
+	@echo "collect: every module of tests can be read"
 
 docs: env ## write the generated documents anew and build the site into .relume/site
 	@$(BIN)/python -m deploy.docs.generate

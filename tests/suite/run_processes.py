@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.suite.tiers import CORE_IN
+
 OF_ENGINES = {
     "tests/live/": "fleets",
     "tests/engine/": "engines",
@@ -38,6 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _group_of(item.nodeid):
             item.add_marker("engine")
+        if item.get_closest_marker("core") and not item.nodeid.startswith(CORE_IN):
+            raise pytest.UsageError(
+                f"{item.nodeid}: tests of the core stand in {CORE_IN}, or no run has them"
+            )
 
 
 def _group_of(nodeid: str) -> str:

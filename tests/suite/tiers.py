@@ -23,7 +23,9 @@ import pytest
 SPREAD = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 """One process more than there are cores: many of these tests wait for leases and processes."""
 BY_GROUP = ("-n", "2", "--dist", "loadgroup")
-CORE = ("-m", "core", "--inconclusive-limit", "0")
+CORE_IN = "tests/live"
+"""Where the tests of the core stand; the stage of the core collects no others."""
+CORE = ("-m", "core", "-o", f"testpaths={CORE_IN}", "--inconclusive-limit", "0")
 """In one process, with nothing beside it."""
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "check": ((*SPREAD, "-m", "not core and not full and not etcd"),),
