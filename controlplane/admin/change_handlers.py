@@ -17,6 +17,7 @@ from relume.controlplane.admin.models import (
 )
 from relume.controlplane.admin.principals import Principal
 from relume.controlplane.replica.loop import Replica
+from relume.events.decode_errors import UNREADABLE
 from relume.events.vocabulary.enums import AdminCommand
 from relume.policies.leader.duties import RESIGN
 from relume.policies.state.fleet import DrainOrder
@@ -48,7 +49,7 @@ class ChangesApi:
     def _order_of(self, body: bytes) -> DrainOrder:
         try:
             wanted = msgspec.json.decode(body, type=DrainRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             form = "{reason, deadline_s, force}, each optional"
             raise BadRequest(f"the body must be {form}, in JSON: {error}") from None
         ticks = self._ticks(wanted.deadline_s)
@@ -62,7 +63,7 @@ class ChangesApi:
         """POST rollout."""
         try:
             wanted = msgspec.json.decode(await request.read(), type=RolloutRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise BadRequest(f"the body must be {{model, deadline_s}} in JSON: {error}") from None
         order = DrainOrder(reason="", deadline_ticks=self._ticks(wanted.deadline_s), force=False)
         command = AdminCommand.ROLLOUT
@@ -76,7 +77,7 @@ class ChangesApi:
         """PUT config."""
         try:
             change = msgspec.json.decode(await request.read(), type=SettingChange)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise BadRequest(f"the body must be {{key, value}} in JSON: {error}") from None
         value = settings.checked(change.key, change.value)
         return await self._submit(request, principal, "config", change.key, value)

@@ -35,6 +35,7 @@ from relume.controlplane.history.errors import AmbiguousArchive, DamagedFile, Hi
 from relume.controlplane.history.files import append_line, make_directory, publish, sync
 from relume.controlplane.history.group_codec import decode_groups, encode_group
 from relume.controlplane.history.unpacking import BadPacking, Unpacker
+from relume.events.decode_errors import UNREADABLE
 from relume.events.log.damaged_segment import continues
 from relume.events.log.errors import BrokenChain, CorruptSegment
 from relume.events.log.interface import RevisionGroup
@@ -214,7 +215,7 @@ class Archive:
                 continue
             try:
                 entries.append(msgspec.json.decode(line, type=Entry))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            except UNREADABLE:
                 text = line[:60].decode(errors="replace")
                 log.warning("archive_manifest_line_torn", path=str(path), line=text)
         return entries
@@ -397,7 +398,7 @@ def _footer(data: bytes) -> Entry | None:
     try:
         (length,) = _LEN.unpack_from(data, len(data) - _LEN.size)
         return msgspec.json.decode(data[-_LEN.size - length : -_LEN.size], type=Entry)
-    except (struct.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (struct.error, *UNREADABLE):
         return None
 
 

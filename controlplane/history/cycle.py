@@ -27,6 +27,7 @@ from relume.controlplane.history.snapshots import Manifest
 from relume.controlplane.history.vault import Vault
 from relume.controlplane.replica.leader import Leadership
 from relume.events import vocabulary as v
+from relume.events.decode_errors import UNREADABLE
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import Fenced, LogUnavailable
 from relume.policies.state.fleet import Fleet, dump, state_hash
@@ -177,7 +178,7 @@ class Rounds:
         for covers, value in (await self._maintenance.manifests()).items():
             try:
                 manifest = msgspec.json.decode(value, type=Manifest)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 log.error("snapshot_manifest_unreadable", covers=covers, reason=str(error))
                 continue
             if self._vault.holds_snapshot(covers):

@@ -23,6 +23,7 @@ from relume.controlplane.history.archive import Archive, find
 from relume.controlplane.history.continuity.lost_log import check_archived
 from relume.controlplane.history.errors import HistoryError, HistoryGap
 from relume.controlplane.history.snapshots import Manifest
+from relume.events.decode_errors import UNREADABLE
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import Compacted
 from relume.events.log.interface import LogReader, RevisionGroup
@@ -152,6 +153,6 @@ def _hashes(manifests: dict[int, bytes]) -> dict[int, str]:
     for covers, value in manifests.items():
         try:
             found[covers] = msgspec.json.decode(value, type=Manifest).hash
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             log.error("snapshot_manifest_unreadable", covers=covers, reason=str(error))
     return found

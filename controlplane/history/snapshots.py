@@ -29,6 +29,7 @@ from msgspec import Struct
 from relume.controlplane.history.errors import DamagedFile, OtherBuild
 from relume.controlplane.history.files import make_directory, write_whole
 from relume.controlplane.history.unpacking import BadPacking, Unpacker
+from relume.events.decode_errors import UNREADABLE
 from relume.policies.decision_versions import shape_name
 from relume.policies.state.fleet import Fleet, load, state_hash
 
@@ -122,7 +123,7 @@ def read(path: Path, log_id: str, expected_hash: str = "") -> Snapshot:
     try:
         header = msgspec.json.decode(body[:length], type=Header)
         dumped = Unpacker().unpack(body[length:])
-    except (msgspec.DecodeError, UnicodeDecodeError, BadPacking, RecursionError) as error:
+    except (BadPacking, *UNREADABLE) as error:
         raise DamagedFile(path, str(error)) from None
     if header.log != log_id:
         raise DamagedFile(path, f"is of log {header.log}, not of {log_id}")

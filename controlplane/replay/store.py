@@ -28,6 +28,7 @@ from relume.controlplane.history.files import publish, sync
 from relume.controlplane.history.group_codec import decode_groups, encode_group
 from relume.controlplane.history.unpacking import BadPacking, Unpacker
 from relume.events import vocabulary as v
+from relume.events.decode_errors import UNREADABLE
 from relume.events.log.errors import CorruptSegment, LogError
 from relume.events.log.interface import RevisionGroup
 from relume.policies.decision_versions import missing_shape, shape_name
@@ -253,12 +254,7 @@ def _write(file: BinaryIO, kind: bytes, payload: bytes) -> None:
 def _json(path: Path, data: bytes, kind: type[Header] | type[Footer]):
     try:
         return msgspec.json.decode(data, type=kind)
-    except (
-        msgspec.DecodeError,
-        msgspec.ValidationError,
-        UnicodeDecodeError,
-        RecursionError,
-    ) as error:
+    except UNREADABLE as error:
         raise BadStoredLog(path, f"damaged: {error}") from None
 
 

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from relume.controlplane.gateway.ports import Activity, GatewayPort
+from relume.controlplane.replica.engine_calls import LOST, UNUSABLE, url_of
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
@@ -334,13 +335,7 @@ class StallWatch:
             state = msgspec.json.decode(body, type=EngineState)
         except TimeoutError:
             return Probe(ProbeResult.SILENT)
-        except (
-            aiohttp.ClientError,
-            msgspec.MsgspecError,
-            UnicodeDecodeError,
-            OSError,
-            RecursionError,
-        ):
+        except UNUSABLE:
             return Probe(ProbeResult.REFUSED)
         if (state.worker, state.incarnation) != (worker.name, incarnation):
             return Probe(ProbeResult.REFUSED)
@@ -351,14 +346,15 @@ class StallWatch:
         try:
             async with self._get(worker, PROBE_PATH, PROBE_MIN_S * 2) as answer:
                 return answer.status < HTTPStatus.BAD_REQUEST
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        except LOST:
             return False
 
     def _get(self, worker: Worker, path: str, timeout_s: float) -> Any:
         if self._session is None:
             self._session = aiohttp.ClientSession()
-        url = f"http://{worker.host}:{worker.port}{path}"
-        return self._session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s))
+        return self._session.get(
+            url_of(worker, path), timeout=aiohttp.ClientTimeout(total=timeout_s)
+        )
 
 
 def _look_of(before: Probe, after: Probe) -> stall.ProbeEvidence:

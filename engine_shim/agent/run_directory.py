@@ -27,6 +27,7 @@ from relume.engine_shim.agent.agent_errors import (
     StateUnreadable,
 )
 from relume.engine_shim.agent.engine_process.process_identity import ProcessId
+from relume.events.decode_errors import UNREADABLE
 from relume.events.settings.config_error import ConfigError
 
 MAX_APPLIED = 1024
@@ -109,7 +110,7 @@ class RunDirectory:
             self.state = msgspec.json.decode(self._file.read_bytes(), type=AgentState)
         except FileNotFoundError:
             self.state = AgentState()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             os.close(self._lock)
             raise StateUnreadable(str(self._file), str(error)) from None
         return self

@@ -22,6 +22,7 @@ from relume.engine_shim.canary_prompts import COUNT, PROMPTS, TOKENS, TOP, promp
 from relume.engine_shim.engine.cpu_clocks import WaitForCpu
 from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.generation import CURRENT, UNREPORTED, Generation
+from relume.events.decode_errors import UNREADABLE
 from relume.events.wire.worker_calls import CanaryAnswered, CanaryRequest
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ async def respond(
     """Status and content of the answer to `CANARY_PATH`. `page`: on which the engine counts."""
     try:
         request = msgspec.json.decode(body, type=CanaryRequest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         return 400, {"error": str(error)}
     if request.incarnation != incarnation:
         return 409, {"error": "stale incarnation", "incarnation": incarnation}

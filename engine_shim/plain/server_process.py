@@ -29,6 +29,7 @@ from relume.engine_shim import identity
 from relume.engine_shim.engine.reporter import Reporter
 from relume.engine_shim.plain.observed_load import PlainAccount
 from relume.engine_shim.plain.stream_frames import EventTooLong, PlainStream
+from relume.events.decode_errors import UNREADABLE
 from relume.events.log import codec
 from relume.events.log.errors import LogError
 from relume.events.vocabulary import EngineStep, RouteDecided
@@ -301,7 +302,7 @@ class _Answer(msgspec.Struct):
 def _read(body: bytes) -> _Answer:
     try:
         return msgspec.json.decode(body, type=_Answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return _Answer()
 
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from relume.events.decode_errors import UNREADABLE
 from relume.events.log.errors import LogError, MalformedRecord, UnknownEvent
 from relume.events.vocabulary import AnyEvent, Event
 
@@ -60,7 +61,7 @@ def decode(record: bytes) -> Any:
     """
     try:
         event = _decoder.decode(record)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         return _decode_slowly(record, error)
     if _may_be_large(record) and (field := _large_field(event)):
         raise MalformedRecord(f"{tag_of(event)}: {field} is beyond 48 bits")
@@ -81,7 +82,7 @@ def decode_all(records: Sequence[bytes]) -> list[Any]:
         return [_decode_or_name(record) for record in records]
     try:
         events = _many.decode(joined)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return [_decode_or_name(record) for record in records]
     return events
 
@@ -124,7 +125,7 @@ def _large_field(value: Any) -> str:
 def _decode_slowly(record: bytes, error: Exception) -> Any:
     try:
         fields = _plain.decode(record)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as broken:
+    except UNREADABLE as broken:
         raise MalformedRecord(str(broken)) from None
     if not isinstance(fields, list) or not fields or not isinstance(fields[0], str):
         raise MalformedRecord("not an array headed by a tag")

@@ -10,6 +10,7 @@ import re
 
 import msgspec
 
+from relume.events.decode_errors import UNREADABLE
 from relume.events.wire.errors import EnvelopeError
 
 Headers = list[tuple[bytes, bytes]]
@@ -45,7 +46,7 @@ def unpack(data: bytes) -> Envelope:
     head, newline, body = data.partition(b"\n")
     try:
         envelope = _head(head)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise EnvelopeError(str(error)) from None
     if not newline or envelope.body:
         raise EnvelopeError("an envelope is one JSON line, then the body")

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 
+from relume.events.decode_errors import UNREADABLE
 from relume.events.vocabulary import EngineStep
 from relume.events.vocabulary.enums import EngineKind
 from relume.events.wire.errors import ReportError
@@ -103,7 +104,7 @@ def parse(payload: bytes) -> Hello | Ready | Layout | bytes:
         return payload
     try:
         control = _control.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ReportError(f"control frame does not decode: {error}") from None
     message = control.hello or control.ready or control.layout
     if message is None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from relume.events.decode_errors import UNREADABLE
 from relume.events.wire.errors import CallError, HeaderError
 from relume.events.wire.headers import CHECKPOINT, parse_endpoints, parse_request
 
@@ -110,6 +111,6 @@ def decode(body: bytes, kind: type[Call]) -> Call:
         parse_request(call.request)
         if isinstance(call, Retarget):
             parse_endpoints(CHECKPOINT, ",".join(call.holders))
-    except (msgspec.MsgspecError, HeaderError, UnicodeDecodeError, RecursionError) as error:
+    except (HeaderError, *UNREADABLE) as error:
         raise CallError(str(error)) from None
     return call

@@ -14,9 +14,9 @@ from relume.events.log.errors import MalformedRecord
 from relume.events.vocabulary import Tick
 
 ROOT = Path(__file__).parents[2]
-OWN = {"DecodeError", "MsgspecError"}
-TEXT = {"UnicodeDecodeError", "UnicodeError", "ValueError", "Exception"}
-DEEP = {"RecursionError", "Exception"}
+OWN = {"DecodeError", "MsgspecError", "UNREADABLE", "UNUSABLE"}
+TEXT = {"UNREADABLE", "UNUSABLE", "UnicodeDecodeError", "UnicodeError", "ValueError", "Exception"}
+DEEP = {"UNREADABLE", "UNUSABLE", "RecursionError", "Exception"}
 
 
 def clauses() -> list[tuple[str, set[str]]]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from relume.controlplane.gateway.errors import ClientError
 from relume.controlplane.stream.answer import DONE
 from relume.controlplane.stream.error_codes import OF_MESSAGES
+from relume.events.decode_errors import UNREADABLE
 
 JSON = "application/json"
 
@@ -77,7 +78,7 @@ def as_openai_error(status: int, body: bytes) -> bytes:
     the framework below vLLM's handlers."""
     try:
         found = _refusal(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return error_body(status, body[:500].decode("utf-8", "replace") or "refused by the worker")
     if found.error is not None:
         return body

@@ -9,6 +9,7 @@ import msgspec
 
 from relume.controlplane.gateway.errors import ClientError
 from relume.controlplane.gateway.http.reading import Request
+from relume.events.decode_errors import UNREADABLE
 from relume.events.vocabulary.enums import Tier
 from relume.events.wire.headers import RESUMABLE_BYTES, TIER, TIER_BYTES
 from relume.policies.routing.routing_settings import TIERS
@@ -101,5 +102,5 @@ def model_of(request: Request) -> str:
     """The model a relayed body names, if it is JSON that names one."""
     try:
         return _named(request.body).model if request.body else ""
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return ""

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from relume.events.decode_errors import UNREADABLE
 from relume.events.wire.tokenizer_messages import HEADER, CountReply, CountRequest, frame
 
 log = structlog.get_logger("relume.gateway")
@@ -172,7 +173,7 @@ class Tokens:
             if watch.done():
                 return f"the gateway killed it: no answer for {HUNG_S:.0f} s"
             return "it ended by itself; what it said is above"
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        except (ValueError, *UNREADABLE) as error:
             return f"it answered garbage: {error}"
         finally:
             watch.cancel()

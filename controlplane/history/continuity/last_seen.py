@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from relume.controlplane.history.continuity.lost_log import check_heads
 from relume.controlplane.history.files import make_directory, write_whole
+from relume.events.decode_errors import UNREADABLE
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.log.errors import LogUnavailable
 from relume.policies.state.fleet import Fleet
@@ -66,7 +67,7 @@ class LastSeen:
     def _read(self) -> SeenLog | None:
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=SeenLog)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (OSError, *UNREADABLE):
             return None
 
     def _write(self, data: bytes) -> None:

@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from relume.controlplane.replica.crosscheck.check_queue import PATIENCE_S, Offer
+from relume.controlplane.replica.engine_calls import UNUSABLE, url_of
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
@@ -175,7 +176,6 @@ class CrossCheckWatch:
     async def _ask(
         self, session: aiohttp.ClientSession, offer: Offer, decided: v.CrossCheckDecided, by: Worker
     ) -> CrossCheckAnswered:
-        url = f"http://{by.host}:{by.port}{CROSS_CHECK_PATH}"
         check = CrossCheckRequest(
             request=decided.request,
             incarnation=decided.by_incarnation,
@@ -183,7 +183,9 @@ class CrossCheckWatch:
             body=offer.body.decode(),
         )
         try:
-            async with session.post(url, json=msgspec.to_builtins(check)) as answer:
+            async with session.post(
+                url_of(by, CROSS_CHECK_PATH), json=msgspec.to_builtins(check)
+            ) as answer:
                 if answer.status != 200:
                     return CrossCheckAnswered(error=f"status {answer.status}")
                 found = msgspec.json.decode(await answer.read(), type=CrossCheckAnswered)
@@ -193,13 +195,7 @@ class CrossCheckWatch:
             return CrossCheckAnswered(error=f"no answer within {CHECK_S:g} s")
         except OverflowError:
             return CrossCheckAnswered(error="a token id is out of range")
-        except (
-            aiohttp.ClientError,
-            msgspec.MsgspecError,
-            UnicodeDecodeError,
-            OSError,
-            RecursionError,
-        ) as error:
+        except UNUSABLE as error:
             return CrossCheckAnswered(error=(str(error) or type(error).__name__)[:200])
 
     async def _until_folded(self, position: int) -> None:

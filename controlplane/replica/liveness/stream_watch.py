@@ -23,6 +23,7 @@ import msgspec
 import structlog
 
 from relume.controlplane.gateway.ports import GatewayPort
+from relume.controlplane.replica.engine_calls import UNUSABLE, url_of
 from relume.controlplane.replica.liveness.disowned_streams import DisownedStreams
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.events import vocabulary as v
@@ -307,9 +308,8 @@ class StreamWatch:
             timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
             self._session = aiohttp.ClientSession(timeout=timeout)
         sent = self._now()
-        url = f"http://{worker.host}:{worker.port}{STATE_PATH}"
         try:
-            async with self._session.get(url) as answer:
+            async with self._session.get(url_of(worker, STATE_PATH)) as answer:
                 who = msgspec.json.decode(await answer.read(), type=EngineState)
         except TimeoutError:
             engine = self._gateway.activity.get(key)
@@ -317,13 +317,7 @@ class StreamWatch:
             if is_first and self._now() - sent <= PROBE_TIMEOUT_S + LATE_S:
                 self._unanswered[key] = sent
             return
-        except (
-            aiohttp.ClientError,
-            msgspec.MsgspecError,
-            UnicodeDecodeError,
-            OSError,
-            RecursionError,
-        ):
+        except UNUSABLE:
             return
         self._unanswered.pop(key, None)
         if (who.worker, who.incarnation) == key:

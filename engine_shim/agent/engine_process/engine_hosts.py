@@ -24,6 +24,7 @@ from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.process_identity import ProcessId, free_port, stat_of
 from relume.engine_shim.agent.run_directory import RunDirectory
 from relume.engine_shim.engine import progress
+from relume.events.decode_errors import UNREADABLE
 from relume.events.failpoints import failpoint_client
 from relume.events.vocabulary.enums import HostKind
 from relume.events.wire import engine_environment
@@ -172,7 +173,7 @@ class ZygoteHost:
             raise HostRefused(f"zygote {self._socket_path}: {error}") from None
         try:
             forked = msgspec.json.decode(line, type=_Forked)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise HostRefused(f"the zygote's answer does not decode: {error}") from None
         if not forked.pid:
             raise HostRefused(f"the zygote refused: {forked.error or 'without a reason'}")

@@ -22,6 +22,7 @@ from relume.engine_shim.agent.run_directory import RunDirectory
 from relume.engine_shim.canary_prompts import PROMPTS, TOKENS, TOP
 from relume.engine_shim.engine.cpu_clocks import ThreadClock
 from relume.engine_shim.engine.progress import Progress
+from relume.events.decode_errors import UNREADABLE
 from relume.events.vocabulary.enums import DeathReason
 from relume.events.wire.worker_calls import (
     CANARY_PATH,
@@ -130,7 +131,7 @@ class ServingEngine:
         try:
             head, _, body = (await self._answer(f"GET {STATE_PATH}", b"", STATE_S)).partition(END)
             state = msgspec.json.decode(body, type=_Counts)
-        except (OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (OSError, TimeoutError, *UNREADABLE):
             return UNKNOWN
         if head.split(b" ", 2)[1:2] != [b"200"]:
             return UNKNOWN
@@ -188,7 +189,7 @@ def _answered(answer: bytes) -> CanaryAnswered | str:
     try:
         # Log probabilities that are no numbers are read as such: they are wrong, not missing.
         found = msgspec.convert(json.loads(body), CanaryAnswered)
-    except (ValueError, msgspec.ValidationError, RecursionError):
+    except (ValueError, *UNREADABLE):
         return "an answer that is none"
     too_long = len(found.tokens) > TOKENS or len(found.logprobs) > TOKENS * TOP
     return "an answer that is too long" if too_long else found

@@ -18,6 +18,7 @@ from msgspec import Struct
 from relume.engine_shim.agent.agent_config import AgentConfig, is_unspecified
 from relume.engine_shim.checkpoints.daemon.store import host_memory
 from relume.engine_shim.checkpoints.link import link_auth
+from relume.events.decode_errors import UNREADABLE
 from relume.events.settings.config_error import ConfigError
 
 _CURVE_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -174,7 +175,7 @@ def _curve(path: str) -> CurveFile | None:
     setting = "checkpoint_curve_file"
     try:
         curve = msgspec.json.decode(Path(path).read_bytes(), type=CurveFile)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ConfigError(setting, path, str(error), _CURVE_REMEDY) from None
     for key in (curve.public, *curve.hosts.values()):
         if not _CURVE_KEY.fullmatch(key):

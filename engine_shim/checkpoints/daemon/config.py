@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from relume.engine_shim.checkpoints.daemon.remote_server import RemoteConfig
 from relume.engine_shim.checkpoints.link import link_auth
+from relume.events.decode_errors import UNREADABLE
 from relume.events.settings.config_error import ConfigError
 
 
@@ -46,7 +47,7 @@ def load(path: str) -> DaemonConfig:
     """The settings in the file at `path`. Raises ConfigError."""
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=DaemonConfig)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, *UNREADABLE) as error:
         remedy = "restart the agent, which writes it"
         raise ConfigError("config", path, str(error), remedy) from None
 

@@ -26,6 +26,7 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
+from relume.events.decode_errors import UNREADABLE
 from relume.events.log.errors import LogError
 
 _FRAME = struct.Struct("<II")
@@ -113,7 +114,7 @@ class Spool:
         try:
             payloads, spool.begin = spool.read(0, 1, 1)
             spool.head = msgspec.msgpack.decode(payloads[0], type=SpoolHead)
-        except (IndexError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (IndexError, *UNREADABLE) as error:
             spool.close()
             raise CorruptSpool(path, f"no head ({error})") from None
         return spool

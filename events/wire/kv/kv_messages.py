@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from relume.events.decode_errors import UNREADABLE
 from relume.events.wire.kv.fingerprint import Fingerprint
 from relume.events.wire.kv.kv_errors import MalformedMessage
 from relume.events.wire.kv.token_chain import CHAIN_BYTES
@@ -337,7 +338,7 @@ def decode(header: bytes | memoryview) -> Message:
         raise MalformedMessage(f"header of {len(header)} bytes")
     try:
         message: Message = _decoder.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise MalformedMessage(str(error)) from None
     return message
 
