@@ -49,7 +49,7 @@ from relume.policies.health import canary_pace, pace
 from relume.policies.health.health_life import EXCLUDED, LIFE, Finding, is_quarantined
 from relume.policies.health.health_settings import HealthConfig, config_of
 from relume.policies.health.health_state import DroppedReports, WorkerHealth
-from relume.policies.health.open_workers import has_other_open
+from relume.policies.health.open_workers import open_without
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet, Worker
 
@@ -207,7 +207,7 @@ class Review:
         """Ticks for which a breaker that opens now stays open: between half and all of a time that
         doubles with each opening in a row, while another worker can serve."""
         config, fleet = self.config, self.fleet
-        doubles = not self.by_others or has_other_open(fleet, worker)
+        doubles = not self.by_others or open_without(fleet, worker.model, (worker.name,)) > 0
         trips = min(health.trips, 16) if doubles else 0
         most = min(config.hold_ticks << trips, config.longest_ticks)
         leader = fleet.replicas.get(fleet.leader)

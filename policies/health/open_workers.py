@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from msgspec import UNSET
 
 from relume.events.vocabulary.enums import EnginePhase
@@ -25,10 +27,9 @@ def could_serve(fleet: Fleet, worker: Worker) -> bool:
     return worker.health is UNSET or worker.health.state not in EXCLUDED
 
 
-def has_other_open(fleet: Fleet, worker: Worker) -> bool:
-    """Whether another worker of its model may get requests."""
-    return any(
-        is_open(fleet, other)
-        for other in fleet.workers.values()
-        if other is not worker and other.model == worker.model
+def open_without(fleet: Fleet, model: str, leaving: Container[str] = ()) -> int:
+    """How many workers of the model may get requests, those named in `leaving` aside."""
+    return sum(
+        worker.model == model and worker.name not in leaving and is_open(fleet, worker)
+        for worker in fleet.workers.values()
     )

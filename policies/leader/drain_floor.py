@@ -11,7 +11,7 @@ from msgspec import UnsetType
 
 from relume.events.vocabulary.enums import AdminCommand
 from relume.policies.health.judgement import LeaderSettings
-from relume.policies.health.open_workers import is_open
+from relume.policies.health.open_workers import is_open, open_without
 from relume.policies.migration.migration_settings import config_of
 from relume.policies.state.fleet import Fleet
 
@@ -33,10 +33,7 @@ def refusal(fleet: Fleet, command_id: str) -> str:
             break
         if other.command == AdminCommand.DRAIN:
             leaving.add(other.target)
-    left = sum(
-        is_open(fleet, w) and w.model == worker.model and w.name not in leaving
-        for w in fleet.workers.values()
-    )
+    left = open_without(fleet, worker.model, leaving)
     if left >= floor:
         return ""
     return (

@@ -25,7 +25,7 @@ from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EffectKind, EnginePhase, RolloutStage
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.judgement import LeaderSettings
-from relume.policies.health.open_workers import could_serve, is_open
+from relume.policies.health.open_workers import could_serve, is_open, open_without
 from relume.policies.migration.migration_settings import config_of
 from relume.policies.rollout.rollout_records import active, is_watchful, lost_hosts
 from relume.policies.rollout.rollout_state import Rollout
@@ -109,8 +109,7 @@ def _next(fleet: Fleet, rollout: Rollout) -> list[Any]:
 
 def _step(fleet: Fleet, rollout: Rollout, todo: list[Worker]) -> tuple[str, ...]:
     """The workers of the next domain that may leave at once."""
-    workers = fleet.workers.values()
-    spare = sum(is_open(fleet, w) and w.model == rollout.model for w in workers) - _floor(fleet)
+    spare = open_without(fleet, rollout.model) - _floor(fleet)
     names = []
     for worker in todo:
         if worker.domain != todo[0].domain:
@@ -141,8 +140,7 @@ def _drained(fleet: Fleet, rollout: Rollout) -> list[Any]:
 
 def _uncovered(fleet: Fleet, rollout: Rollout) -> str:
     """Why the step is given up: too few others are open by now, and its workers could serve."""
-    others = [w for w in fleet.workers.values() if w.name not in rollout.workers]
-    if sum(is_open(fleet, w) and w.model == rollout.model for w in others) >= _floor(fleet):
+    if open_without(fleet, rollout.model, rollout.workers) >= _floor(fleet):
         return ""
     step = _of_step(fleet, rollout)
     could = [

@@ -204,7 +204,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "who waits": (judgement.Review, "_with_probes_for", lonely, "who-probes"),
     "who ends a quarantine": (answers, "is_witnessed", lenient, "damaged-weights"),
     "which idle worker is slow": (canary_pace, "SLOW_CANARIES", 2, "slow-canaries"),
-    "hold of the only worker": (judgement, "has_other_open", lenient, "only-worker"),
+    "hold of the only worker": (judgement, "open_without", lenient, "only-worker"),
     "hosts that hold up a rollout": (rollout_steps, "_away", nowhere, "rollout-host-lost"),
     "what gives up a step": (rollout_steps, "_uncovered", unnamed, "rollout-step-given-up"),
     "who may use a spare": ("routing.saturation", "takes_spares", lenient, "batch-passes"),
