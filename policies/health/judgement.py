@@ -43,6 +43,7 @@ from msgspec import UNSET, UnsetType
 
 from relume.events.vocabulary import CanaryValuesDecided, HealthDecided, VerdictsWithheld
 from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClass, HealthState
+from relume.policies.agreement import leaders_version
 from relume.policies.canary import answers, canary_settings
 from relume.policies.crosscheck import check_settings, disputes
 from relume.policies.health import canary_pace, pace
@@ -94,9 +95,7 @@ class Review:
         self.fleet = fleet
         self.config = config_of(LeaderSettings(fleet))
         self.owed: list[HealthDecided | VerdictsWithheld | CanaryValuesDecided] = []
-        leader = fleet.replicas.get(fleet.leader)
-        recorded = leader.settings.get(VERSION) if leader is not None else "1"
-        version = int(recorded or _NEWEST)
+        version = leaders_version(fleet, VERSION, unrecorded=_NEWEST)
         self.by_pace = version >= 2
         """Whether slowness is decided as since version 2."""
         self.by_canary = version >= 4

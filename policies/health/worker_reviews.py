@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import UnsetType
 
-from relume.policies.agreement import decided_for_all
+from relume.policies.agreement import decided_for_all, known_to_all
 from relume.policies.health.health_state import WorkerHealth
 from relume.policies.health.judgement import VERSION, Review
 from relume.policies.state.fleet import Fleet, Worker
@@ -21,8 +21,7 @@ def decides(fleet: Fleet) -> bool:
 
 def all_know(fleet: Fleet, version: int) -> bool:
     """Whether every living replica decides health by this version, or a later one."""
-    alive = [replica for replica in fleet.replicas.values() if replica.alive]
-    return all(int(replica.settings.get(VERSION, "0")) >= version for replica in alive)
+    return known_to_all(fleet, VERSION, version)
 
 
 def all_living_know(fleet: Fleet, version: int) -> bool:

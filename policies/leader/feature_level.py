@@ -22,6 +22,7 @@ from msgspec import UnsetType
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
 from relume.events.log.feature_levels import FIRST_LEVEL
+from relume.policies.agreement import version_of
 from relume.policies.state.fleet import Fleet
 
 SETTING = "feature_level"
@@ -61,8 +62,8 @@ def check_build(fleet: Fleet, level: int) -> None:
 
 def read_by_all(fleet: Fleet) -> int:
     """The highest level that each live replica reads; 0: one is from before levels, or none lives."""
-    announced = [r.settings.get(SETTING, "") for r in fleet.replicas.values() if r.alive]
-    return min((int(level) if level.isdecimal() else 0 for level in announced), default=0)
+    alive = (replica for replica in fleet.replicas.values() if replica.alive)
+    return min((version_of(replica, SETTING) for replica in alive), default=0)
 
 
 def owed(fleet: Fleet, tick: int) -> list[Any]:

@@ -29,7 +29,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EnginePhase, HealthState
-from relume.policies.agreement import decided_for_all
+from relume.policies.agreement import decided_for_all, leaders_version
 from relume.policies.degradation import degradation_settings
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.health.open_workers import is_open
@@ -115,16 +115,12 @@ def owed(fleet: Fleet) -> list[Any]:
         return []
     models = dict.fromkeys([*known_models, *_models(fleet)])
     decisions = [found for model in models if (found := _decision(fleet, model, config))]
-    if _version(fleet) > 1:
+    if (
+        leaders_version(fleet, VERSION) > 1
+    ):  # version 1 does not know which are written and not yet folded
         for decision in decisions:
             _written(fleet).setdefault(decision.model, deque()).append(decision)
     return decisions
-
-
-def _version(fleet: Fleet) -> int:
-    """That of the leader's decisions: 1 does not know which are written and not yet folded."""
-    leader = fleet.replicas.get(fleet.leader)
-    return int(leader.settings.get(VERSION, 1)) if leader is not None else 1
 
 
 def _written(fleet: Fleet) -> dict[str, deque[v.SparesDecided]]:
