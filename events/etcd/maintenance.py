@@ -25,6 +25,7 @@ from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.errors import CallFailed
 from relume.events.etcd.keys import Keys, after_prefix
 from relume.events.etcd.reader.scan import Scan
+from relume.events.log.damaged_segment import ignore_damage
 from relume.events.log.errors import Compacted, Fenced, LogUnavailable
 
 NOSPACE = 1
@@ -192,7 +193,7 @@ class Maintenance:
         return doomed, at_revision
 
     def _scan(self) -> Scan:
-        return Scan(self.client, self._keys, 0, on_damage=lambda *_at: None)
+        return Scan(self.client, self._keys, 0, on_damage=ignore_damage)
 
     async def _first_seqs(self, streams: list[str]) -> dict[str, int]:
         """The first segment that each stream still holds; empty streams are left out."""

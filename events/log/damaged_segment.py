@@ -40,11 +40,11 @@ def may_be_skipped(stream: str) -> bool:
 
 def unless_skipped(stream: str) -> OnDamage | None:
     """For a reader that ignores stray keys of the stream, unless damaged segments of it may be skipped."""
-    return None if may_be_skipped(stream) else _ignore
+    return None if may_be_skipped(stream) else ignore_damage
 
 
-def _ignore(stream: str, seq: int, reason: str) -> None:
-    """Others name what is skipped."""
+def ignore_damage(stream: str, seq: int, reason: str) -> None:
+    """An `OnDamage` of readers beside the fold: the log reader of each replica names what is skipped."""
 
 
 def is_stray(seq: int, last: int) -> bool:

@@ -16,7 +16,7 @@ from relume.controlplane.history.errors import EtcdLostSegments
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader.scan import READ_CONCURRENCY, Scan, together
-from relume.events.log.damaged_segment import may_be_skipped
+from relume.events.log.damaged_segment import ignore_damage, may_be_skipped
 
 
 def begin_remedy(log_id: str = "LOG_ID") -> str:
@@ -44,7 +44,7 @@ async def check_heads(
 
     Raises EtcdLostSegments, LogUnavailable.
     """
-    scan = Scan(client, Keys(client.config.prefix), 0, on_damage=lambda *_at: None)
+    scan = Scan(client, Keys(client.config.prefix), 0, on_damage=ignore_damage)
 
     async def check(stream: str, seq: int, digest: bytes) -> None:
         extent = await scan.extent(stream)
