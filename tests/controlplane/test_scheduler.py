@@ -11,11 +11,12 @@ from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogFull
 from relume.events.log.memory import MemoryLog
-from relume.events.vocabulary.enums import RequestOutcome
+from relume.events.vocabulary.enums import RequestOutcome, RouteCause
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 from relume.policies.state.overlay.view import View
 from tests.controlplane.test_stall_watch import FullWriter
+from tests.policies.story import Story, arrived, decided, ended
 
 REGISTERED = v.WorkerRegistered(worker="w1", domain="host", agent_pid=1)
 STARTED = v.EngineStarted("w1", 1, 2, 3)
@@ -121,3 +122,28 @@ def test_a_full_log_takes_the_ends_of_what_it_took_and_no_arrivals() -> None:
     assert list(scheduler.live) == ["q1"]
     scheduler.ended("q1", RequestOutcome.COMPLETED, 200, 5, "stop")
     assert (scheduler.live, writer.position) == ({}, 2)
+
+
+def test_an_end_closes_what_was_sent_of_a_request_that_was_let_go() -> None:
+    """The claim of this replica landed after it had given the client up, so it ends the request. The view
+    depends on the basis alone: a replay of the log has no event at which a request is let go."""
+    story = Story()
+    story.worker("w0")
+    story.replica("r0", "b")
+    fleet, writer = story.fleet, FullWriter()
+    scheduler = Scheduler(View("r.r0", fleet), writer, "b", "least_load", lambda: 0)  # type: ignore[arg-type]
+    view = scheduler.view
+    view.landed()
+    writer.position = view.position
+    scheduler.arrived(arrival("q1"))
+    story.tell("r.r0", arrived())
+    view.landed()
+    assert isinstance(scheduler.assign("q1", RouteCause.ARRIVAL, 0), Assignment)
+    assert view.load(fleet.workers["w0"]) == (5, 1)
+    scheduler.let_go("q1")
+    assert view.load(fleet.workers["w0"]) == (5, 1)
+    scheduler.emit(ended("q1"))
+    assert view.load(fleet.workers["w0"]) == (0, 0)
+    story.tell("r.r0", decided(prompt=5), ended())
+    view.landed()
+    assert view.load(fleet.workers["w0"]) == (0, 0) and not view._own
