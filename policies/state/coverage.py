@@ -7,7 +7,9 @@ changes nothing, whatever its place in the total order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple
 
 from msgspec import UnsetType
@@ -108,7 +110,26 @@ def forget(fleet: Fleet, request: str) -> None:
 
 def held_somewhere(fleet: Fleet, request: str) -> bool:
     """Whether any living holder said it has blocks of `request`."""
-    return any(request in site.covered for site in fleet.holders.values())
+    return request in covering(fleet)
+
+
+def covering(fleet: Fleet) -> dict[str, int]:
+    """By request, how many holders have blocks of it. It follows from the fold: built at the first
+    question, and anew where the fold was replaced by another one."""
+    known: tuple[dict[str, Holder], dict[str, int]] | None = fleet.__dict__.get("covering")
+    if known is None or known[0] is not fleet.holders:
+        counts = Counter(chain.from_iterable(site.covered for site in fleet.holders.values()))
+        known = fleet.__dict__["covering"] = fleet.holders, dict(counts)
+    return known[1]
+
+
+def _uncover(fleet: Fleet, site: Holder, request: str) -> None:
+    """The holder has no block of the request any more."""
+    counts = covering(fleet)
+    del site.covered[request]
+    counts[request] -= 1
+    if not counts[request]:
+        del counts[request]
 
 
 def settle(fleet: Fleet, tick: int) -> None:
@@ -199,7 +220,8 @@ def lose(fleet: Fleet, worker: str) -> None:
 
 
 def _empty(fleet: Fleet, site: Holder) -> None:
-    site.covered.clear()
+    for request in [*site.covered]:
+        _uncover(fleet, site, request)
     site.held_bytes = site.placed_blocks = site.promised_bytes = 0
     for request in fleet.placed:
         _count_share(fleet, site, request, 1)
@@ -265,6 +287,8 @@ def _acknowledge(fleet: Fleet, site: Holder, held: v.CheckpointAcknowledged | v.
     _count_share(fleet, site, held.request, -1)
     found = site.covered.get(held.request)
     if found is None:
+        counts = covering(fleet)
+        counts[held.request] = counts.get(held.request, 0) + 1
         found = site.covered[held.request] = Coverage(held.attempt)
     found.attempt = held.attempt
     if held.request not in fleet.requests:
@@ -302,7 +326,7 @@ def _on_dropped(fleet: Fleet, stream: str, epoch: int, event: v.CheckpointDroppe
     found.tokens.pop(event.child, None)
     site.held_bytes -= found.bytes.pop(event.child, 0)
     if not found.tokens:
-        del site.covered[event.request]
+        _uncover(fleet, site, event.request)
         if event.request in fleet.ending and not held_somewhere(fleet, event.request):
             del fleet.ending[event.request]
     _count_share(fleet, site, event.request, 1)
@@ -403,7 +427,7 @@ def _on_voided(fleet: Fleet, stream: str, epoch: int, event: v.CheckpointsVoided
             if (found := site.covered.get(name)) is not None:
                 _count_share(fleet, site, name, -1)
                 site.held_bytes -= sum(found.bytes.values())
-                del site.covered[name]
+                _uncover(fleet, site, name)
                 _count_share(fleet, site, name, 1)
 
 

@@ -8,6 +8,7 @@ log may call them after each group.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
@@ -16,7 +17,7 @@ from msgspec import UnsetType
 from relume.events.vocabulary.enums import EnginePhase
 from relume.events.wire.prefix import MAX_REPORTED, unpack
 from relume.policies.state.account import MOST_TOKENS, TOMBSTONES, key_of
-from relume.policies.state.coverage import share
+from relume.policies.state.coverage import covering, share
 from relume.policies.state.fleet import Fleet, Holder, Worker
 from relume.policies.state.fold import RECENT_TICKS
 from relume.policies.state.lifecycles.unacknowledged import MAX_ENTRIES
@@ -41,6 +42,8 @@ def check(fleet: Fleet) -> Iterator[str]:
     index: Index | None = fleet.__dict__.get("prefixes")
     if index is not None:
         yield from _prefix_index(fleet, index)
+    if (counts := covering(fleet)) != Counter(r for h in fleet.holders.values() for r in h.covered):
+        yield f"the index of covered requests is wrong: {counts}"
 
 
 def of_worker(worker: Worker) -> Iterator[str]:
