@@ -351,10 +351,8 @@ class View:
                     prefill += own.tokens
                     requests += 1
         if self._ended and worker.flights:
-            for key, attempt in worker.attempts.items():
-                if attempt.queued or not self._is_over(attempt):
-                    continue
-                if not (here and key in here and here[key].closed):
+            for key, attempt in _unconfirmed(worker):
+                if self._is_over(attempt) and not (here and key in here and here[key].closed):
                     prefill -= attempt.left
                     requests -= 1
         return prefill, requests
@@ -384,6 +382,17 @@ class View:
             if own.placed and own.at_us > last:
                 last = own.at_us
         return last
+
+
+def _unconfirmed(worker: Worker) -> list[tuple[str, Attempt]]:
+    """The attempts that the engine has not reported: usually the latest, of many."""
+    found = []
+    for place in reversed(worker.attempts.items()):
+        if not place[1].queued:
+            found.append(place)
+            if len(found) == worker.flights:
+                break
+    return found
 
 
 def _opens(worker: Worker, key: str, incarnation: int) -> bool:
