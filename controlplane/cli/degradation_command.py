@@ -8,7 +8,7 @@ from typing import Any
 from relume.controlplane.cli.admin_client import EXIT_NO, AdminClient, CliError
 from relume.controlplane.cli.output import print_json, print_line, print_lines, print_table
 from relume.controlplane.incidents.sentences import clock
-from relume.controlplane.replay.rendering import level_lines
+from relume.controlplane.replay.decision_words import level_lines
 from relume.events import vocabulary as v
 from relume.events.log.entries import Entry, entries
 from relume.events.log.errors import LogError
