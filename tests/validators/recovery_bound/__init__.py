@@ -1,0 +1,1 @@
+"""I10, the recovery bound of streams."""
