@@ -27,37 +27,28 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from relume.controlplane.replay.answers import judged, routed, stream_judged
-from relume.controlplane.replay.divergence import Verdict
-from relume.controlplane.replay.verify_checkpoints import (
+from relume.controlplane.replay.checks.decision_checks import CHECKS, Check
+from relume.controlplane.replay.checks.leader_replay import LeaderReplay
+from relume.controlplane.replay.checks.verify_checkpoints import (
     Doubts,
-    check_holders,
-    check_migration,
-    check_plan,
 )
-from relume.controlplane.replay.verify_waiting import AdmissionReplay
+from relume.controlplane.replay.checks.verify_waiting import AdmissionReplay
+from relume.controlplane.replay.divergence import Verdict
 from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.errors import BrokenChain, LogError
 from relume.events.log.interface import RevisionGroup
 from relume.events.log.segment import Chain
 from relume.events.vocabulary.enums import AttemptMode, ProbeResult
-from relume.policies.crosscheck.choice import CheckChoice, FinishedRequest, choose
 from relume.policies.decision_versions import (
     kind_of,
     missing,
-    missing_of_leader,
     missing_shape,
     version_of,
 )
-from relume.policies.health import evidence
-from relume.policies.leader import feature_level, log_detail
-from relume.policies.leader.duties import step
-from relume.policies.liveness import overdue, stall
+from relume.policies.liveness import stall
 from relume.policies.recovery.lineage import CorruptEngines
 from relume.policies.recovery.resume_mode import mode_of
-from relume.policies.routing import choose_worker
-from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state import unreadable
 from relume.policies.state.fleet import Fleet, dump, load, state_hash
 from relume.policies.state.fold import apply_group
@@ -108,11 +99,6 @@ def _read_once(group: RevisionGroup) -> RevisionGroup:
     return RevisionGroup(group.revision, segments, group.owners)
 
 
-Check = Callable[[View, str, int, Any, Verdict], None]
-"""Repeats a recorded decision, on the view at its basis: (view, stream,
-position, event, verdict)."""
-
-
 class Replay:
     """One pass over the log. `checks` say what is done with each kind of decision, `view`
     makes a replica's view of its stream and the fold; `verdict` collects the result. `queues`:
@@ -154,7 +140,7 @@ class Replay:
             )
             for name, events in own.items()
         }
-        self.leader = _LeaderReplay(fleet, self.verdict)
+        self.leader = LeaderReplay(fleet, self.verdict)
         self.hashes = deque(
             (position, event)
             for position, event in _events(groups, "fleet")
@@ -360,268 +346,6 @@ class _ReplicaReplay:
         self._verdict.decisions += 1
         self._verdict.differ(basis.revision, self.stream, position, "decision", basis, view.basis)
         return False
-
-
-def check_route(
-    view: View, stream: str, position: int, event: v.RouteDecided, verdict: Verdict,
-    policy: str = "",
-) -> None:  # fmt: skip
-    """The question is the request and what failed it; the recorded policy, or `policy`, answers
-    with a worker."""
-    verdict.decisions += 1
-    policy = policy or event.policy
-    whole = choose_worker.RECORDED.get(policy)
-    if whole is None:
-        revision, unknown = event.basis.revision, "unknown policy"
-        verdict.differ(revision, stream, position, "decision", event.policy, unknown)
-        return
-    query = query_of(event)
-    view.now_us = event.at_us
-    if event.others:
-        version = version_of(view, kind_of(event)) if policy == event.policy else 0
-        choice = choose_worker.decide(view, query, policy, version)
-    else:
-        choice = whole(view, query)
-    if len([c for c in choice.candidates if not c.excluded]) > 1:
-        verdict.contested += 1
-    expected = event.worker, event.incarnation, event.candidates, event.others
-    actual = choice.worker, choice.incarnation, choice.candidates, choice.others
-    place = event, stream, position
-    found = event.cached_tokens, event.refused
-    if policy == event.policy and found != (choice.cached_tokens, choice.refused):
-        verdict.differ(
-            event.basis.revision,
-            stream,
-            position,
-            "decision",
-            "{} cached tokens, refused: {}".format(*found),
-            f"{choice.cached_tokens} cached tokens, refused: {choice.refused}",
-        )
-    if actual != expected:
-        verdict.changed("route", event.request, *place, routed(*expected), routed(*actual))
-    elif event.at_us < 0:
-        return
-    elif lacking := missing(view, "first_token"):
-        verdict.cannot_take(lacking)
-    else:
-        first_token_us = choose_worker.FIRST_TOKEN[version_of(view, "first_token")]
-        ttft_us = first_token_us(view, query, policy, choice)
-        if ttft_us != event.ttft_us:
-            recorded, other = (
-                (routed(*actual)[0], (f"predicted TTFT {us} us",))
-                for us in (event.ttft_us, ttft_us)
-            )
-            verdict.changed("route", event.request, *place, recorded, other, "prediction")
-
-
-def query_of(event: v.RouteDecided) -> RouteQuery:
-    """The question to the policy."""
-    return RouteQuery(
-        request=event.request,
-        model=event.model,
-        prompt_tokens=event.prompt_tokens,
-        delivered=event.delivered,
-        avoid=event.avoid,
-        lost=event.attempt - 1 if event.worker else event.attempt,
-        prefix=event.prefix,
-        session=event.session,
-        tier=event.tier,
-    )
-
-
-def _check_stall(
-    view: View, stream: str, position: int, event: v.StallJudged, verdict: Verdict
-) -> None:
-    verdict.decisions += 1
-    verdict.stalls += 1
-    config = stall.config_of(view)
-    worker = view.fleet.workers.get(event.worker)
-    bound = stall.bound_us(worker, config) if worker is not None else -1
-    look = stall.ProbeEvidence(
-        probe=event.probe,
-        steps=event.probe_steps,
-        step_age_us=event.step_age_us,
-        cpu_us=event.cpu_us,
-        held=event.held,
-        expected_us=event.expected_us,
-        wait_us=event.wait_us,
-        turns=event.turns,
-    )
-    hung = stall.HUNG[version_of(view, "stall")](event.silent_us, look, bound, config)
-    if (hung, bound) != (event.hung, event.bound_us):
-        engine = f"{event.worker}:{event.incarnation}"
-        recorded = judged(event.hung, event.silent_us, event.bound_us)
-        other = judged(hung, event.silent_us, bound)
-        verdict.changed("stall", engine, event, stream, position, recorded, other)
-
-
-def _check_stream(
-    view: View, stream: str, position: int, event: v.StreamJudged, verdict: Verdict
-) -> None:
-    verdict.decisions += 1
-    seen = overdue.Silence(
-        silent_us=event.silent_us, from_step=event.from_step, probe=event.probe, held=event.held
-    )
-    of = event.request, event.attempt
-    place, config = (event.worker, event.incarnation), overdue.config_of(view)
-    rule = overdue.RULES[version_of(view, "overdue")]
-    found = overdue.judge(view.fleet, place, of, seen, config, rule)
-    recorded = overdue.Judgement(
-        steps=event.steps,
-        decodes=event.decodes,
-        finished=event.finished,
-        bound_us=event.bound_us,
-        stuck=event.stuck,
-    )
-    if found != recorded:
-        answers = stream_judged(seen, recorded), stream_judged(seen, found)
-        verdict.changed("overdue", event.request, event, stream, position, *answers)
-
-
-def _check_cross_check(
-    view: View, stream: str, position: int, event: v.CrossCheckDecided, verdict: Verdict
-) -> None:
-    verdict.decisions += 1
-    finished = FinishedRequest(
-        request=event.request,
-        worker=event.worker,
-        incarnation=event.incarnation,
-        tokens=event.tokens,
-        answer=event.answer,
-    )
-    recorded = CheckChoice(event.by, event.by_incarnation, event.cause)
-    if (found := choose(view, finished)) != recorded:
-        place = event.basis.revision, stream, position
-        verdict.differ(*place, "decision", recorded, found)
-
-
-def _counted(view: View, stream: str, position: int, event: Any, verdict: Verdict) -> None:
-    """What `RoomReplay` looks at."""
-    verdict.decisions += 1
-
-
-CHECKS: dict[type, Check] = {
-    v.RouteDecided: check_route,
-    v.StallJudged: _check_stall,
-    v.StreamJudged: _check_stream,
-    v.CrossCheckDecided: _check_cross_check,
-    v.HolderChosen: check_holders,
-    v.RecoveryPlanned: check_plan,
-    v.MigrationPlanned: check_migration,
-    v.RequestHeld: _counted,
-    v.RequestShed: _counted,
-}
-
-_ANSWERS = (
-    v.RequestEnded,
-    v.EffectsDecided,
-    v.ConfigChanged,
-    v.CheckpointsReleased,
-    v.CheckpointsVoided,
-    v.HealthDecided,
-    v.VerdictsWithheld,
-    v.CanaryValuesDecided,
-    v.DegradationDecided,
-    v.RolloutDecided,
-    v.SparesDecided,
-)
-"""What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` follow from leases,
-whose history is not in the log: they are facts to replay."""
-
-
-_KINDS: dict[type, str] = {
-    v.HealthDecided: "health",
-    v.VerdictsWithheld: "health",
-    v.CanaryValuesDecided: "health",
-    v.DegradationDecided: "degradation",
-    v.SparesDecided: "spares",
-    v.RolloutDecided: "rollout",
-}
-"""By which version a leader decides what is not among its duties (`leader`)."""
-
-
-class _LeaderReplay:
-    """What the leader owes, against what it wrote."""
-
-    def __init__(self, fleet: Fleet, verdict: Verdict) -> None:
-        self._fleet = fleet
-        self._verdict = verdict
-        self._acting = False
-        self._owed: deque[tuple[int, Any]] = deque()
-        """What it has to write, and the tick before which it does."""
-
-    def seen(self, stream: str, position: int, event: Any) -> None:
-        """An event was folded. A leader answers from the fold of its election on."""
-        if stream == "fleet":
-            if type(event) is v.LeaderElected:
-                # This one works out again what its predecessor had not finished.
-                self._acting = True
-                self._owed.clear()
-            elif self._acting and type(event) in _ANSWERS:
-                self._answered(stream, position, event)
-            elif type(event) is v.DetailDecided:
-                self._detailed(position, event)
-            elif type(event) is v.FeatureLevelRaised:
-                self._raised(position, event)
-            elif type(event) is v.Tick:
-                self._overdue(position, event)
-        if self._acting:
-            self._owes(step(self._fleet, event), type(event) is v.Tick)
-
-    def landed(self) -> None:
-        """A group of workers' records was folded without a call for each."""
-        if self._acting:
-            self._owes(evidence.owed(self._fleet), False)
-
-    def _owes(self, owed: list[Any], at_tick: bool) -> None:
-        if owed:
-            # It ticks once it folded the tick before, and answered all up to there.
-            by = self._fleet.tick + (1 if at_tick else 2)
-            self._owed.extend((by, e) for e in owed if type(e) in _ANSWERS)
-
-    def _overdue(self, position: int, event: v.Tick) -> None:
-        while self._owed and self._owed[0][0] <= event.number:
-            _, expected = self._owed.popleft()
-            if not missing_of_leader(self._fleet, "leader"):
-                place = self._fleet.revision, "fleet", position
-                self._verdict.differ(*place, "answer", "not written", expected)
-
-    def _detailed(self, position: int, event: v.DetailDecided) -> None:
-        verdict = self._verdict
-        if lacking := missing_of_leader(self._fleet, "detail"):
-            verdict.cannot_take(lacking)
-            return
-        verdict.decisions += 1
-        detail = log_detail.detail(
-            event.was, event.database_bytes, event.quota_bytes, event.shed_percent
-        )
-        if detail != event.detail:
-            place = self._fleet.revision, "fleet", position
-            verdict.differ(*place, "decision", event.detail, detail)
-
-    def _raised(self, position: int, event: v.FeatureLevelRaised) -> None:
-        """When it is raised depends on owners too, whose history is not in the log."""
-        if lacking := missing_of_leader(self._fleet, "leader"):
-            self._verdict.cannot_take(lacking)
-            return
-        self._verdict.decisions += 1
-        most = max(feature_level.read_by_all(self._fleet), event.was)
-        if event.level > most:
-            place = self._fleet.revision, "fleet", position
-            self._verdict.differ(*place, "decision", event.level, most)
-
-    def _answered(self, stream: str, position: int, event: Any) -> None:
-        kind = _KINDS.get(type(event), "leader")
-        if lacking := missing_of_leader(self._fleet, kind):
-            self._verdict.cannot_take(lacking)
-            self._owed.clear()
-            return
-        self._verdict.answers += 1
-        expected = self._owed[0][1] if self._owed else "nothing owed"
-        if expected != event:
-            self._verdict.differ(self._fleet.revision, stream, position, "answer", event, expected)
-        while self._owed and self._owed.popleft()[1] != event:
-            pass
 
 
 def _events(groups: list[RevisionGroup], stream: str) -> Iterator[tuple[int, Any]]:

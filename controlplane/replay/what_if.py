@@ -22,9 +22,10 @@ from typing import Any
 from msgspec import Struct, field
 
 from relume.controlplane.replay.answers import Answer
+from relume.controlplane.replay.checks.decision_checks import CHECKS, check_route
 from relume.controlplane.replay.divergence import Divergence, Verdict
 from relume.controlplane.replay.recorded_log import History
-from relume.controlplane.replay.verify import CHECKS, NEVER, Replay, check_route
+from relume.controlplane.replay.verify import NEVER, Replay
 from relume.events import vocabulary as v
 from relume.policies.checkpoints import checkpoint_settings
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig

@@ -18,7 +18,7 @@ its first token would be late, it is refused on arrival. If its time ends while 
 refused then.
 
 Everything is a function of what came in, in order, with the times given; so replay, which has the
-same events, has the same room (`relume.controlplane.replay.verify_waiting`).
+same events, has the same room (`relume.controlplane.replay.checks.verify_waiting`).
 """
 
 from __future__ import annotations

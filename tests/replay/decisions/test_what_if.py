@@ -13,11 +13,12 @@ import pytest
 
 from relume.chaos.bench.eventlog import replay_log, replay_speed
 from relume.controlplane.cli.relume_command import main
+from relume.controlplane.replay.checks.decision_checks import query_of
 from relume.controlplane.replay.debugger.folded_log import Timeline
 from relume.controlplane.replay.debugger.log_window import cut, export_window, redacted
 from relume.controlplane.replay.debugger.session import Debugger
 from relume.controlplane.replay.recorded_log import History, from_file
-from relume.controlplane.replay.verify import query_of, verify
+from relume.controlplane.replay.verify import verify
 from relume.controlplane.replay.what_if import DEFAULTS, BadSetting, Outcome, parse, what_if
 from relume.events import vocabulary as v
 from relume.events.log import codec

@@ -1,0 +1,1 @@
+"""How each kind of recorded decision is taken again and compared."""
