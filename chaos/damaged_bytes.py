@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from relume.events.etcd.writer.spool import framed
+from relume.events.etcd.writer.spool import FRAME, framed
 
 UNREADABLE = (b"\x92\xabtelepathy/9\x01", b"\xc1", b"\x92\xadengine_step/1\x01")
 """Records that cannot be read: an unknown tag, no msgpack, a known tag without its fields."""
-_FRAME = struct.Struct("<II")
 
 
 def tear(spool: Path, batch: Sequence[bytes], rng: Random) -> str:
@@ -44,8 +42,8 @@ def corrupt(spool: Path, rng: Random) -> str:
 def last_frame(data: bytes) -> int:
     """Where the last whole frame of a spool begins."""
     last = at = 0
-    while at + _FRAME.size <= len(data):
-        end = at + _FRAME.size + _FRAME.unpack_from(data, at)[0]
+    while at + FRAME.size <= len(data):
+        end = at + FRAME.size + FRAME.unpack_from(data, at)[0]
         if end > len(data):
             break
         last, at = at, end

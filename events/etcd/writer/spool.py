@@ -29,7 +29,8 @@ from msgspec import Struct
 from relume.events.decode_errors import UNREADABLE
 from relume.events.log.errors import LogError
 
-_FRAME = struct.Struct("<II")
+FRAME = struct.Struct("<II")
+"""Before each record in the file: its length and its CRC."""
 _MOST = 1024 * 1024  # no record is longer than a segment; a longer frame is damage
 _SUFFIX = ".spool"
 DAMAGED = ".damaged"
@@ -60,7 +61,7 @@ class SpoolHead(Struct, frozen=True, array_like=True, kw_only=True):
 
 def frame_bytes(record: bytes) -> int:
     """Size of a record in the file."""
-    return _FRAME.size + len(record)
+    return FRAME.size + len(record)
 
 
 class Spool:
@@ -134,26 +135,26 @@ class Spool:
         """Up to `most` records from `offset`, about `most_bytes` of them, at least one
         if there is one; and the offset after them. Ends at damage."""
         records: list[bytes] = []
-        want = max(most_bytes, _FRAME.size)
+        want = max(most_bytes, FRAME.size)
         data = os.pread(self._fd, min(want, self.size - offset), offset)
         at = 0
         while len(records) < most and (at < want or not records):
-            if len(data) - at < _FRAME.size:
-                data, at, offset = self._more(data, at, offset, _FRAME.size)
-                if len(data) < _FRAME.size:
+            if len(data) - at < FRAME.size:
+                data, at, offset = self._more(data, at, offset, FRAME.size)
+                if len(data) < FRAME.size:
                     break
-            length, crc = _FRAME.unpack_from(data, at)
+            length, crc = FRAME.unpack_from(data, at)
             if not 0 < length <= _MOST:
                 break  # zeros would be a record without bytes, and its crc fits
-            if len(data) - at < _FRAME.size + length:
+            if len(data) - at < FRAME.size + length:
                 if records and offset + len(data) < self.size:
                     break  # the caller comes again for it
-                data, at, offset = self._more(data, at, offset, _FRAME.size + length)
-            payload = data[at + _FRAME.size : at + _FRAME.size + length]
+                data, at, offset = self._more(data, at, offset, FRAME.size + length)
+            payload = data[at + FRAME.size : at + FRAME.size + length]
             if len(payload) < length or zlib.crc32(payload) != crc:
                 break
             records.append(payload)
-            at += _FRAME.size + length
+            at += FRAME.size + length
         return records, offset + at
 
     def cut_off(self, offset: int) -> None:
@@ -217,7 +218,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def framed(payload: bytes) -> bytes:
-    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+    return FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def _write_at(fd: int, data: bytes, offset: int) -> None:
