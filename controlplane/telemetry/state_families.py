@@ -69,6 +69,9 @@ _Series = tuple[str, tuple[str, ...]]
 _DROPPED = {"expired": "grace", "refused_bytes": "bytes", "refused_streams": "streams"}
 _ENVELOPES = ("kept", "refused", "too_large")
 
+COUNTED_HOW = ("counted", "unusable", "late", "away")
+"""How the tokens of a prompt were counted: values of the label `how`, and fields of the counters."""
+
 
 class ReplicaCollector(Collector):
     """Everything about one replica and the fleet as it sees it."""
@@ -144,7 +147,7 @@ class TokenCollector(Collector):
         """See Collector."""
         counters = self._tokens.counters
         prompts = family("prompts_counted")
-        for how in ("counted", "unusable", "late", "away"):
+        for how in COUNTED_HOW:
             prompts.add_metric([how], getattr(counters, how))
         yield prompts
         yield family("tokenizer_restarts", counters.restarts)

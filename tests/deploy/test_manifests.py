@@ -12,6 +12,7 @@ yaml = pytest.importorskip("yaml")
 from relume.controlplane import serve_settings  # noqa: E402
 from relume.controlplane.gateway.http import routes  # noqa: E402
 from relume.controlplane.telemetry.metric_table import TABLE  # noqa: E402
+from relume.controlplane.telemetry.state_families import COUNTED_HOW  # noqa: E402
 from relume.engine_shim.agent import agent_config  # noqa: E402
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of  # noqa: E402
 from relume.engine_shim.checkpoints import curve_keys  # noqa: E402
@@ -198,7 +199,7 @@ VALUES = {
     ("relume_requests_total", "outcome"): set(RequestOutcome),
     ("relume_worker_health", "state"): set(HealthState),
     ("relume_worker_engine_state", "state"): set(EnginePhase),
-    ("relume_prompts_counted_total", "how"): {"counted", "unusable", "late", "away"},
+    ("relume_prompts_counted_total", "how"): set(COUNTED_HOW),
 }
 
 
