@@ -67,8 +67,7 @@ def owed(fleet: Fleet) -> list[Any]:
     rollout = active(fleet)
     if rollout is None:
         return []
-    waits = any(name in rollout.workers for name in _away(fleet, rollout))
-    if not waits and (found := _STAGES[rollout.stage](fleet, rollout)):
+    if not _away_of_step(fleet, rollout) and (found := _STAGES[rollout.stage](fleet, rollout)):
         return found
     reason = _obstacle(fleet, rollout)
     if reason == rollout.paused:
@@ -188,7 +187,7 @@ def _obstacle(fleet: Fleet, rollout: Rollout) -> str:
     """Why the next step waits; empty if it does not."""
     late = fleet.tick - rollout.since > RETURN_TICKS
     if rollout.stage not in (RolloutStage.BEGUN, RolloutStage.RETURNED):
-        if away := [name for name in _away(fleet, rollout) if name in rollout.workers]:
+        if away := _away_of_step(fleet, rollout):
             return f"{', '.join(away)}: host lost"
         names = ", ".join(rollout.workers)
         return f"{names}: not back after {RETURN_TICKS} ticks" if late and names else ""
@@ -206,6 +205,11 @@ def _away(fleet: Fleet, rollout: Rollout) -> list[str]:
     """Workers whose hosts were lost, and that no operator drains."""
     found = (fleet.workers.get(name) for name in lost_hosts(rollout))
     return [w.name for w in found if w is not None and not w.draining]
+
+
+def _away_of_step(fleet: Fleet, rollout: Rollout) -> list[str]:
+    """The same, of the present step: nothing more is decided about it meanwhile."""
+    return [name for name in _away(fleet, rollout) if name in rollout.workers]
 
 
 def _unwell(fleet: Fleet, worker: Worker, model: str) -> str:
