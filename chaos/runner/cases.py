@@ -14,7 +14,7 @@ import msgspec
 import yaml
 from msgspec import NODEFAULT, UNSET, Struct, to_builtins
 
-from relume.chaos.runner.compose import COMPOSED, compose
+from relume.chaos.runner.composed.compose import COMPOSED, compose
 from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.problems import Problem, ScenarioError

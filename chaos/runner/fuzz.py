@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from relume.chaos.runner import pool, world
 from relume.chaos.runner.artifacts import keep
 from relume.chaos.runner.cases import case_of
-from relume.chaos.runner.compose import COMPOSED
+from relume.chaos.runner.composed.compose import COMPOSED
 from relume.chaos.runner.guards import take_reached
 from relume.chaos.scenario import scenario_reader as reading
 from relume.chaos.scenario.catalogue import applicable

@@ -28,7 +28,6 @@ from tests.policies.story import (
 FLIPPED = [("w0", 1 << 60)]
 """It becomes corrupt after everything that the log says of its start."""
 
-
 RIGHT, WRONG = [1, 2, 3], [1, 9, 9]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from relume.chaos.runner import __main__ as command
 from relume.chaos.runner import artifacts
-from relume.chaos.runner.compose import compose
+from relume.chaos.runner.composed.compose import compose
 from relume.chaos.runner.judge import judge
 from relume.chaos.runner.report.page import page
 from relume.chaos.runner.report.timeline import timeline

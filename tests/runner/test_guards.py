@@ -10,7 +10,7 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from relume.chaos.runner.compose_disorder import late_records, small_limits
+from relume.chaos.runner.composed.compose_disorder import late_records, small_limits
 from relume.chaos.runner.guards import ROOT, Guard, guards
 from relume.chaos.scenario.language import Closed, Fixed, Fleet, Traffic
 

@@ -20,7 +20,7 @@ from relume.chaos.outcome import Outcome
 from relume.chaos.runner import __main__ as command
 from relume.chaos.runner import artifacts, fuzz, fuzz_progress, pool, shrink, world
 from relume.chaos.runner.cases import Case, case_of, fixed_yaml, parse_fixed, scenario_yaml
-from relume.chaos.runner.compose import compose
+from relume.chaos.runner.composed.compose import compose
 from relume.chaos.runner.judge import judge
 from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.catalogue import FAULTS, PHASES, applicable

@@ -31,7 +31,6 @@ _ANSWERS = (
 """What a leader writes because of the log alone. `WorkerLost` and `ReplicaLost` follow from leases,
 whose history is not in the log: they are facts to replay."""
 
-
 _KINDS: dict[type, str] = {
     v.HealthDecided: "health",
     v.VerdictsWithheld: "health",

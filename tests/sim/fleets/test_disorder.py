@@ -7,7 +7,7 @@ import pytest
 from relume.chaos.outcome import Outcome
 from relume.chaos.runner import world
 from relume.chaos.runner.cases import case_of
-from relume.chaos.runner.compose import COMPOSED
+from relume.chaos.runner.composed.compose import COMPOSED
 from relume.chaos.runner.judge import judge
 from relume.chaos.scenario.language import (
     Closed,

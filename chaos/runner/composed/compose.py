@@ -8,13 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from random import Random
-from typing import cast
 
 from msgspec.structs import replace
 
-from relume.chaos.runner.compose_disorder import late_records, paths_to_etcd, rolled, small_limits
-from relume.chaos.scenario.catalogue import FAULTS, PHASES, FaultKind, applicable
-from relume.chaos.scenario.checks import HOLDERS, targets
+from relume.chaos.runner.composed.compose_disorder import (
+    late_records,
+    paths_to_etcd,
+    rolled,
+    small_limits,
+)
+from relume.chaos.runner.composed.compose_faults import (
+    ANSWERS,
+    DAMAGED,
+    ERRORS,
+    FEWEST_PLANES,
+    FRAMES,
+    GARBLED,
+    SLOW,
+    STUCK,
+    TERMINATE,
+    UNREADABLE,
+    at_effects,
+    damaged,
+    drawn_fault,
+    garbled,
+    nobody_left,
+    of_answers,
+    of_errors,
+    of_frames,
+    slow_link,
+    stuck_streams,
+    terminated,
+    unreadable,
+)
+from relume.chaos.scenario.catalogue import FAULTS, applicable
+from relume.chaos.scenario.checks import HOLDERS
 from relume.chaos.scenario.language import (
     Arrivals,
     Bound,
@@ -38,27 +66,14 @@ from relume.chaos.scenario.language import (
 COMPOSED = "composed"
 """Name of such a scenario in commands."""
 
-SLOW = "link-slow"
 _LATER = ("cpu-limit", "gateway-cpu-limit", "disk-full", "holder-stop", "clock-back")
 """Drawn separately, like `SLOW`: they do not change the rest of a seed's scenario."""
-
-_FRAMES = ("frame-cut", "frame-lost", "frame-repeated")
-"""Drawn separately too: faults of the frames that a gateway reads."""
-
-_ANSWERS = ("dispatch-refused", "answer-broken")
-_ERRORS = "engine-errors"
-"""Drawn separately too: faults of workers' replies to requests."""
-_STUCK = "stream-stuck"
-"""Drawn separately too: it strikes while its worker decodes."""
 
 _FLIPPED = "weights-flipped"
 """Drawn separately too, with canaries, which find it."""
 
 _UNSEEN = "weights-flipped-unseen"
 """Drawn separately too, with cross-checks of all requests, which find it."""
-
-_UNREADABLE, _GARBLED = "record-unreadable", "reports-unreadable"
-_TERMINATE, _DAMAGED = "agent-terminate", "segment-damaged"
 
 _PATHS = (
     "replica-cut", "replica-calls-lost", "replica-answers-lost", "replica-spool-torn",
@@ -69,8 +84,8 @@ _PATHS = (
 """Drawn by `paths_to_etcd`."""
 
 _APART = (
-    SLOW, *_LATER, *_FRAMES, *_ANSWERS, _ERRORS, _STUCK, _FLIPPED, _UNSEEN, _UNREADABLE, _GARBLED,
-    _TERMINATE, _DAMAGED, *_PATHS,
+    SLOW, *_LATER, *FRAMES, *ANSWERS, ERRORS, STUCK, _FLIPPED, _UNSEEN, UNREADABLE, GARBLED,
+    TERMINATE, DAMAGED, *_PATHS,
 )  # fmt: skip
 
 _IN_RECOVERY = (
@@ -81,24 +96,6 @@ _IN_RECOVERY = (
     ("gateway-kill", "recovery", "leader"), ("gateway-kill", "restore", "any"),
 )  # fmt: skip
 """Fault, phase of a recovery in whose middle it strikes, and target."""
-
-_AMOUNTS = {
-    "worker-slow": (2.0, 20.0), "reload-fails": (1, 3), "block-corrupt": (1, 32),
-    "dram-budget": (0.1, 0.8), "stream-loss": (0.01, 0.3), "stream-duplicate": (0.05, 0.5),
-    "stream-reorder": (0.05, 0.5), "disk-slow": (50, 2000), "clock-jump": (1, 7200),
-    "cpu-limit": (0.05, 0.9), "gateway-cpu-limit": (0.05, 0.9), "clock-back": (1, 7200),
-    "frame-lost": (0.02, 0.3), "frame-repeated": (0.02, 0.3),
-    "dispatch-refused": (0.05, 0.9), "answer-broken": (0.05, 0.9), "engine-errors": (0.3, 1.0),
-    _GARBLED: (0.05, 1.0),
-}  # fmt: skip
-_OF_ALL = frozenset(
-    "worker-slow dram-budget stream-loss stream-duplicate stream-reorder block-corrupt "
-    "cpu-limit disk-full frame-lost frame-repeated dispatch-refused answer-broken".split()
-)
-"""Faults that may strike all workers at once without ending the service."""
-
-_FEWEST = {"leader-stop": 2, "gateway-kill": 2}
-"""Minimum number of control planes per fault; with fewer, it only ends the service."""
 
 
 def compose(seed: int, without: Collection[str] = ()) -> Scenario:
@@ -117,7 +114,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
     fleet, flipped = _flipped(seed, fleet, without)
     fleet, unseen = _checked(seed, fleet, without)
-    is_stuck = bool(_stuck(seed, fleet, without))
+    is_stuck = bool(stuck_streams(seed, fleet, without))
     fleet = _in_disorder(seed, fleet, is_stuck)
     late: tuple[Fault, ...] = ()
     if not (later or again):  # these need their traffic
@@ -126,21 +123,21 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     if not (later or again or late or is_stuck):
         fleet, traffic, paths = paths_to_etcd(seed, fleet, traffic, without)
     faults = (
-        *(_fault(name, FAULTS[name], fleet, rng) for name in chosen),
-        *_at_effects(seed, fleet, without),
-        *_slow_link(seed, without),
+        *(drawn_fault(name, FAULTS[name], fleet, rng) for name in chosen),
+        *at_effects(seed, fleet, without),
+        *slow_link(seed, without),
         *later,
         *again,
-        *_of_frames(seed, fleet, without),
-        *_of_answers(seed, fleet, without),
-        *_of_errors(seed, fleet, without),
+        *of_frames(seed, fleet, without),
+        *of_answers(seed, fleet, without),
+        *of_errors(seed, fleet, without),
         *while_away,
-        *_nobody_left(seed, without),
-        *_unreadable(seed, without),
-        *_damaged(seed, without),
-        *_garbled(seed, fleet, without),
-        *_terminated(seed, without),
-        *_stuck(seed, fleet, without),
+        *nobody_left(seed, without),
+        *unreadable(seed, without),
+        *damaged(seed, without),
+        *garbled(seed, fleet, without),
+        *terminated(seed, without),
+        *stuck_streams(seed, fleet, without),
         *flipped,
         *unseen,
         *late,
@@ -168,68 +165,6 @@ def _expected(traffic: Traffic, faults: Sequence[Fault]) -> tuple[Bound, ...]:
     )
 
 
-def _at_effects(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of ten seeds, an operator gives commands, and the process that decides or applies
-    them dies. Drawn separately, so that it does not change the rest of a seed's scenario."""
-    rng = Random(f"compose-effects:{seed}")
-    what = rng.choice(("agent-kill", "agent-kill", "gateway-kill"))
-    if rng.random() >= 0.1 or what in without:
-        return ()
-    if what == "gateway-kill" and fleet.control_planes < _FEWEST[what]:
-        return ()
-    target = "leader" if what == "gateway-kill" else "subject"
-    return (Fault(what=what, when=When(during="effect", nth=rng.randint(1, 6)), target=target),)
-
-
-def _slow_link(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of ten seeds, a link is slow. Drawn separately, as above."""
-    rng = Random(f"compose-links:{seed}")
-    if rng.random() >= 0.1 or SLOW in without:
-        return ()
-    return (
-        Fault(
-            what=SLOW, when=When(at_s=round(rng.uniform(0.5, 9), 3)), target=rng.choice(("any", "all")),
-            peer=rng.choice(FAULTS[SLOW].peers), for_s=round(rng.uniform(1, 20), 2),
-            amount=float(rng.randint(5, 500)),
-        ),
-    )  # fmt: skip
-
-
-def _of_frames(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of six seeds, faults of `_FRAMES`. Drawn separately, as above."""
-    rng = Random(f"compose-frames:{seed}")
-    chosen = rng.choices(_FRAMES, k=rng.choice((1, 2, 3)))
-    if rng.random() >= 1 / 6:
-        return ()
-    return tuple(_fault(w, FAULTS[w], fleet, rng) for w in chosen if w not in without)
-
-
-def _of_answers(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of four seeds, faults of `_ANSWERS`. Drawn separately, as above."""
-    rng = Random(f"compose-answers:{seed}")
-    chosen = rng.choices(_ANSWERS, k=rng.choice((1, 2, 3)))
-    if rng.random() >= 0.25:
-        return ()
-    return tuple(_fault(w, FAULTS[w], fleet, rng) for w in chosen if w not in without)
-
-
-def _of_errors(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of eight seeds, workers answer with errors. Drawn separately, as above."""
-    rng = Random(f"compose-errors:{seed}")
-    if rng.random() >= 0.125 or _ERRORS in without:
-        return ()
-    return (_fault(_ERRORS, FAULTS[_ERRORS], fleet, rng),)
-
-
-def _stuck(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of eight seeds, one or two streams get no more tokens. Drawn separately, as above."""
-    rng = Random(f"compose-stuck:{seed}")
-    times = rng.choice((1, 1, 2))
-    if rng.random() >= 0.125 or _STUCK in without:
-        return ()
-    return tuple(_fault(_STUCK, FAULTS[_STUCK], fleet, rng) for _ in range(times))
-
-
 def _later(
     seed: int, fleet: Fleet, traffic: Traffic, without: Collection[str]
 ) -> tuple[Fleet, Traffic, tuple[Fault, ...]]:
@@ -245,7 +180,7 @@ def _later(
         fleet = replace(fleet, checkpoint_mb=1, checkpoint_file_mb=rng.choice((2, 8, 64)))
     elif what == "holder-stop" and not fleet.checkpoint_mb:
         fleet = replace(fleet, checkpoint_mb=rng.choice((8, 64)))
-    return fleet, traffic, (_fault(what, FAULTS[what], fleet, rng),)
+    return fleet, traffic, (drawn_fault(what, FAULTS[what], fleet, rng),)
 
 
 def _in_recovery(
@@ -394,55 +329,6 @@ def _checked(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fleet, 
     return replace(fleet, canary_s=fleet.canary_s or canary_s), (fault,)
 
 
-def _nobody_left(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of ten seeds, all engines die at once, and fail to start once or twice: they are back
-    within the bound of I10. Drawn separately, as above."""
-    rng = Random(f"compose-nobody-left:{seed}")
-    at_s, starts = round(rng.uniform(0.5, 6), 3), rng.randint(1, 2)
-    if rng.random() >= 0.1 or {"engine-kill", "reload-fails"} & {*without}:
-        return ()
-    return (
-        Fault(what="reload-fails", when=When(at_s=at_s), target="all", amount=float(starts)),
-        Fault(what="engine-kill", when=When(at_s=at_s), target="all"),
-    )
-
-
-def _unreadable(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of twelve seeds, an agent writes a record that nobody can read. Drawn separately, as above."""
-    rng = Random(f"compose-unreadable:{seed}")
-    at_s = round(rng.uniform(0.5, 8), 3)
-    if rng.random() >= 1 / 12 or _UNREADABLE in without:
-        return ()
-    return (Fault(what=_UNREADABLE, when=When(at_s=at_s), target="any"),)
-
-
-def _damaged(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of twenty seeds, bytes that are no segment stand in a worker's stream. Drawn separately, as
-    above."""
-    rng = Random(f"compose-damaged:{seed}")
-    at_s = round(rng.uniform(0.5, 8), 3)
-    if rng.random() >= 1 / 20 or _DAMAGED in without:
-        return ()
-    return (Fault(what=_DAMAGED, when=When(at_s=at_s), target="any"),)
-
-
-def _garbled(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of fifteen seeds, an agent cannot read reports of its engine. Drawn separately, as above."""
-    rng = Random(f"compose-garbled:{seed}")
-    if rng.random() >= 1 / 15 or _GARBLED in without:
-        return ()
-    return (_fault(_GARBLED, FAULTS[_GARBLED], fleet, rng),)
-
-
-def _terminated(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
-    """In one of eight seeds, agents get SIGTERM, as in a rolling restart. Drawn separately, as above."""
-    rng = Random(f"compose-terminate:{seed}")
-    times = [round(rng.uniform(0.5, 10), 3) for _ in range(rng.choice((1, 1, 2)))]
-    if rng.random() >= 1 / 8 or _TERMINATE in without:
-        return ()
-    return tuple(Fault(what=_TERMINATE, when=When(at_s=at_s), target="any") for at_s in times)
-
-
 def _in_disorder(seed: int, fleet: Fleet, is_stuck: bool) -> Fleet:
     """In one of four seeds, reports of engines are late or dropped, and notices of deaths come twice.
     Drawn separately, as above. Whether an engine has finished a stream that got stuck is known by its
@@ -465,7 +351,7 @@ def _in_disorder(seed: int, fleet: Fleet, is_stuck: bool) -> Fleet:
 def _fleet(rng: Random, faults: Collection[str]) -> Fleet:
     workers = rng.choice((2, 3, 4, 4, 6, 8, 12))
     held = bool(HOLDERS.intersection(faults)) or rng.random() < 0.7
-    control_planes = max([rng.choice((1, 2, 2, 3)), *(_FEWEST.get(f, 1) for f in faults)])
+    control_planes = max([rng.choice((1, 2, 2, 3)), *(FEWEST_PLANES.get(f, 1) for f in faults)])
     return Fleet(
         workers=workers,
         domains=rng.randint(2, workers),
@@ -509,49 +395,3 @@ def _traffic(rng: Random) -> Traffic:
         sampling=sampling,
         prefixes=prefixes,
     )
-
-
-def _fault(name: str, kind: FaultKind, fleet: Fleet, rng: Random) -> Fault:
-    when = _when(rng, kind)
-    alone = {"control plane": fleet.control_planes, "etcd": fleet.etcd}.get(kind.target) == 1
-    allowed = ["any", "any", *(role for role in kind.roles if not alone or role != "follower")]
-    # The subject of an event is a worker or a request, never another kind of target.
-    if when.at_s is None and (kind.target == "request" or kind.target == "worker"):
-        allowed += ["subject", "subject"]
-    if name in _OF_ALL:
-        allowed.append("all")
-    if kind.target == "request":
-        allowed = ["subject"]
-    target = rng.choice(allowed)
-    if target == "any" and kind.target != "request" and rng.random() < 0.3:
-        target = rng.choice(targets(kind.target, fleet))
-    if name in ("block-corrupt", "disk-full"):
-        target = "all"  # at any time, few daemons hold blocks, or have them in files
-    elif name == "primary-and-holder-kill":
-        when, target = When(during="decode", nth=max(cast(int, when.nth), 4)), "subject"
-    elif name in ("frame-cut", _STUCK):
-        when, target = When(during="decode", nth=rng.randint(1, 24)), "subject"
-    amount = None
-    if kind.amount is not None:
-        low, high = _AMOUNTS[name]
-        whole = isinstance(low, int) and isinstance(high, int)
-        amount = float(rng.randint(int(low), int(high))) if whole else rng.uniform(low, high)
-        amount = round(amount, 3)
-    peers = [p for p in kind.peers if p != "holder" or fleet.checkpoint_mb]
-    lasts = kind.lasts == "must" or (kind.lasts == "may" and rng.random() < 0.5)
-    return Fault(
-        what=name,
-        when=when,
-        target=target,
-        peer=rng.choice(peers) if peers else None,
-        for_s=round(rng.choice((0.5, 2, 5, 12, 20)) * rng.uniform(0.7, 1.3), 2) if lasts else None,
-        amount=amount,
-    )
-
-
-def _when(rng: Random, kind: FaultKind) -> When:
-    """At a time, or during a phase that occurs in every fleet."""
-    if kind.target == "request" or rng.random() < 0.4:
-        phase = rng.choice([p for p in PHASES if p in ("prefill", "decode")])
-        return When(during=phase, nth=rng.randint(1, 24))
-    return When(at_s=round(rng.uniform(0.5, 9), 3))

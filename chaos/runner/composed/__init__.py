@@ -1,0 +1,1 @@
+"""Scenarios drawn from a seed, in combinations that no one designed."""
