@@ -14,8 +14,6 @@ MOST_OF_STREAMS = 200
 """Of these, at most so many are about single streams, so that the worker's own find room."""
 MOST_OF_FACTS = 200
 """Of an unreadable stream, at most so many are about what cannot be read: a trust finds room."""
-SEGMENT = "segment "
-"""The reason begins so if a whole segment is damaged."""
 MOST_SERVED = 5_000
 """Requests served by a corrupt worker that a record lists; it counts all of them."""
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from relume.controlplane.incidents.incident import SEGMENT, Incident, IncidentInfo
+from relume.controlplane.incidents.incident import Incident, IncidentInfo
+from relume.events.log.entries import KINDS
+from relume.events.vocabulary import SegmentSkipped
 from relume.events.vocabulary.enums import DeathReason, FailedPart, FailureClass
 
 
-def summary(record: IncidentInfo) -> str:
+def summary(record: Incident) -> str:
     """What failed, what became of the streams, and how long clients waited."""
     parts = [_what(record), *_served(record), *_streams(record)]
     if record.longest_gap_us >= 0:
@@ -32,13 +34,13 @@ def whole(record: Incident) -> Incident:
     return replace(record, summary=summary(record))
 
 
-def _what(record: IncidentInfo) -> str:
+def _what(record: Incident) -> str:
     name, reason = record.name, record.reason
     if record.part == FailedPart.DAEMON:
         return f"the state daemon of {name} was lost ({reason})"
     if record.part == FailedPart.GATEWAY:
         return f"gateway {name} was lost ({reason})"
-    if record.part == FailedPart.STREAM and reason.startswith(SEGMENT):
+    if record.part == FailedPart.STREAM and record.events[0].type == KINDS[SegmentSkipped]:
         return f"a segment of {name}'s stream in the log is damaged ({reason})"
     if record.part == FailedPart.STREAM:
         return f"{name} wrote a record that cannot be read ({reason})"

@@ -16,7 +16,7 @@ from typing import Any
 
 from relume.controlplane.incidents.case import Case
 from relume.controlplane.incidents.case_book import CaseBook
-from relume.controlplane.incidents.incident import MOST_OF_FACTS, SEGMENT
+from relume.controlplane.incidents.incident import MOST_OF_FACTS
 from relume.events import vocabulary as v
 from relume.events.log.codec import UnreadableRecord
 from relume.events.log.entries import Entry
@@ -41,7 +41,7 @@ class UnreadableStreams:
         self._fact(entry, entry.stream, event.reason)
 
     def _on_skipped(self, entry: Entry, event: v.SegmentSkipped) -> None:
-        self._fact(entry, event.stream, f"{SEGMENT}{event.segment}: {event.reason}")
+        self._fact(entry, event.stream, f"segment {event.segment}: {event.reason}")
 
     def _fact(self, entry: Entry, stream: str, reason: str) -> None:
         if not stream.startswith("w."):
