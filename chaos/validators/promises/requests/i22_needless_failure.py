@@ -41,10 +41,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
+from relume.chaos.validators.promises.requests.fatal_faults import (
+    BUSY,
+    MS,
+    NO_WORKER,
+    SLACK_MS,
+    FatalFaults,
+)
 from relume.chaos.validators.records import (
     ClientRecord,
     Course,
-    Entry,
     Log,
     Violation,
     courses,
@@ -54,38 +60,26 @@ from relume.chaos.validators.records import (
 )
 from relume.chaos.validators.service_limits import ServiceLimits, limits_of
 from relume.chaos.validators.strikes import (
-    DEATHS_OF_REPLICAS,
     FELT_MS,
     THE_LOG,
-    WRONG_WEIGHTS,
     Strike,
     is_struck,
 )
 from relume.controlplane.stream.error_codes import NO_NEWS
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
-from relume.events.vocabulary.enums import EffectKind, Guarantee, ShedReason, TransportKind
+from relume.events.vocabulary.enums import ShedReason
 
 PROMISE = "I22"
-GONE, BUSY, NO_WORKER = 410, 429, 503
-OF_ENGINE = 500
-"""An engine's own refusal, or its word that it failed on the request, has at most this status."""
+GONE = 410
 LEAST_S = 5.0
-SLACK_MS = 1000
-"""Difference permitted between the log's clock and the wait."""
 LATE_MS = 2000
 IDLE_MS = 1000
 """Time around a refusal in which its replica may not know yet that an engine is idle."""
 LOG_LATE = "the log was too late"
 """How a return ends that the log, away meanwhile, did not record in time: its 410 is permitted."""
-MS = 1_000_000
 BEGINS = (v.RequestArrived, v.TransportObserved, v.ClientReturned)
 """Events with which a request begins to wait for a worker."""
-TICK_MS = 1000
-FRAGILE = frozenset(("choices", "relayed", "unnamed", "restarting", "resumable"))
-"""Kinds of requests that one failure may end: they cannot be continued, or a part of the stream is
-lost with the gateway."""
-DEATHS = frozenset((TransportKind.RESET, TransportKind.EOF, TransportKind.ENGINE_DEAD))
 
 
 def check(
@@ -104,12 +98,11 @@ def check(
     if truth is None:
         return []
     log = log_of(groups)
-    rules = _Rules(
-        truth, began_ms, away, strikes, limits or limits_of({}), _degraded(log), _restarted(log)
-    )
+    limits = limits or limits_of({})
+    faults = FatalFaults(log, truth, began_ms, strikes, limits)
+    rules = _Rules(truth, began_ms, away, strikes, limits, _degraded(log), faults)
     rules.landed_ms = _landed(log)
     rules.report_ms = report_ms or {}
-    rules.moves = _moves(log)
     return [
         Violation(PROMISE, client.request, text)
         for client, course in of_clients(courses(log), clients)
@@ -129,15 +122,14 @@ class _Rules:
         strikes: Sequence[Strike],
         limits: ServiceLimits,
         degraded: Collection[str],
-        restarted: Collection[tuple[str, int]],
+        faults: FatalFaults,
     ) -> None:
         self._degraded = degraded
-        self._restarted = restarted
+        self._faults = faults
         self._truth = truth
         self._began_ms = began_ms
         self._reachable = [worker for worker in truth.serving if worker not in away]
         self._strikes = strikes
-        self._kills = [strike for strike in strikes if strike.what in DEATHS_OF_REPLICAS]
         gaps = ((s.since_ms, s.until_ms) for s in strikes if s.stops_log)
         self._log_away = sorted(gaps, reverse=True)
         self._limits = limits
@@ -147,9 +139,6 @@ class _Rules:
         self.report_ms: Mapping[str, int] = {}
         """By worker, how late its reports come: until then no replica can know that it is idle."""
 
-        self.moves: Collection[tuple[str, str, int, str]] = ()
-        """Planned moves: the stream of the replica, the request, its attempt and the worker it leaves."""
-
     def needless(self, call: ClientCall, course: Course | None) -> Iterator[str]:
         """Why its error was needless; nothing: it was not."""
         if course is not None and course.arrived is None:
@@ -157,8 +146,8 @@ class _Rules:
         if call.status == GONE:
             yield from self._gone(call, course)
             return
-        blows = self._blows(call, course)
-        if self._have_ended(blows, call, course):
+        blows = self._faults.blows(call, course)
+        if self._faults.have_ended(blows, call, course):
             return
         if call.status == BUSY:
             yield from self._not_full(call)
@@ -180,9 +169,9 @@ class _Rules:
     # --- 410
 
     def _gone(self, call: ClientCall, course: Course | None) -> Iterator[str]:
-        at_ms = self._ms(call.ended_ns)
+        at_ms = self._faults.ms(call.ended_ns)
         if course is None or course.arrived is None:
-            if not self._struck_replica(at_ms):
+            if not self._faults.struck_replica(at_ms):
                 yield "its client got 410, and the log never had it"
             return
         if any(LOG_LATE in end.event.detail for end in course.ends):
@@ -196,7 +185,7 @@ class _Rules:
     # --- 429
 
     def _not_full(self, call: ClientCall) -> Iterator[str]:
-        at_ns, at_ms, limits = call.ended_ns, self._ms(call.ended_ns), self._limits
+        at_ns, at_ms, limits = call.ended_ns, self._faults.ms(call.ended_ns), self._limits
         waited_ms = (at_ns - call.sent_ns) // MS
         until_ns, news_ns = at_ns + IDLE_MS * MS, at_ns - (at_ms - self._news_ms(at_ms)) * MS
         idle = [
@@ -204,7 +193,7 @@ class _Rules:
             if self._truth.idled(worker, news_ns - self._idle_ns(worker), until_ns)
             and not is_struck(self._strikes, (worker,), at_ms - FELT_MS, at_ms)
         ]  # fmt: skip
-        if idle and not self._struck_replica(at_ms):
+        if idle and not self._faults.struck_replica(at_ms):
             yield f"it got {BUSY} after {waited_ms} ms; {', '.join(idle)} had no request"
             return
         if waited_ms >= 1000 * limits.queue_s - SLACK_MS:
@@ -228,161 +217,12 @@ class _Rules:
 
     # --- faults
 
-    def _blows(self, call: ClientCall, course: Course | None) -> list[Entry]:
-        """Its attempts that a fault ended, or the restart of their engine."""
-        if course is None:
-            return []
-        return [
-            at
-            for at in course.events
-            if type(at.event) is v.TransportObserved
-            and at.event.kind != TransportKind.MOVED
-            and (
-                (at.event.worker, at.event.incarnation) in self._restarted
-                or self._is_felt(at.event.worker, *self._ran_in(call, course, at))
-            )
-        ]
-
-    def _ran_in(self, call: ClientCall, course: Course, failed: Entry) -> tuple[int, int]:
-        """When an attempt that failed began, and by when it had failed, ms. The log may have been
-        away, and have its records late."""
-        assert course.arrived is not None
-        begun = [
-            (int(name.rpartition("/")[2]), self._ms(at_ns))
-            for name, _, at_ns in self._truth.attempts.get(course.arrived.event.client_id, ())
-        ]
-        attempt = failed.event.attempt
-        since_ms = max((ms for n, ms in begun if n <= attempt), default=self._ms(call.sent_ns))
-        until_ms = min((ms for n, ms in begun if n > attempt), default=self._ms(call.ended_ns))
-        return since_ms, max(since_ms, min(until_ms, failed.at_ms))
-
-    def _is_felt(self, worker: str, since_ms: int, until_ms: int) -> bool:
-        """Whether a fault of the worker may end an attempt that ran there in that time."""
-        since_ms = min(since_ms, until_ms) - FELT_MS
-        return is_struck(self._strikes, (worker,), since_ms, until_ms + SLACK_MS)
-
-    def _have_ended(self, blows: Sequence[Entry], call: ClientCall, course: Course | None) -> bool:
-        """Whether these failures are as many as end such a request."""
-        at_ms = self._ms(call.ended_ns)
-        if course is None:  # attempts that no log has, of a replica that was killed
-            return call.status != BUSY and self._struck_replica(at_ms)
-        begun = [at.event for at in course.events if type(at.event) is v.RouteDecided]
-        ran_on = {event.worker for event in begun if event.worker}
-        if any(strike.targets & ran_on for strike in self._strikes if strike.what in WRONG_WEIGHTS):
-            return True
-        last = begun[-1].worker if begun else ""
-        count = len(blows) + self._is_last_unwritten(course, at_ms)
-        if call.status in (BUSY, NO_WORKER):
-            ran_last = course.decisions[-1].worker if course.decisions else ""
-            is_lost = call.kind == "resumable" and (
-                self._are_both_struck(course, ran_last, at_ms) or self._is_sample_lost(call, course)
-            )
-            return is_lost or count >= self._limits.errors
-        if (
-            self._is_grace_over(call, course)
-            or self._is_lost_with_gateway(call, course)
-            or self._breaks_off(course, begun[-1] if begun else None, at_ms)
-        ):
-            return True
-        by_one = bool(blows) or self._is_felt(last, at_ms, at_ms)
-        if call.status <= OF_ENGINE or _is_fragile(call, course):
-            return by_one
-        if any(at.event.kind == TransportKind.DECLINED for at in blows):
-            return True
-        deaths = [at for at in blows if at.event.kind in DEATHS]
-        return len(deaths) >= self._limits.deaths or count >= self._limits.errors
-
-    def _is_last_unwritten(self, course: Course, at_ms: int) -> bool:
-        """Whether a fault may have ended its last attempt, and its gateway was killed before it wrote
-        that."""
-        failed = [at.event.attempt for at in course.events if type(at.event) is v.TransportObserved]
-        if not course.decisions or course.decisions[-1].attempt in failed:
-            return False
-        killed = is_struck(self._kills, _owners(course), at_ms, at_ms + FELT_MS)
-        return killed and self._is_felt(course.decisions[-1].worker, at_ms, at_ms)
-
-    def _are_both_struck(self, course: Course, worker: str, at_ms: int) -> bool:
-        """Whether faults killed its gateway and struck its worker: until the log knows of the first, its
-        client is sent away to return again."""
-        is_alone = is_struck(self._kills, _owners(course), at_ms - FELT_MS, at_ms)
-        return is_alone and self._is_felt(worker, at_ms, at_ms)
-
-    def _is_sample_lost(self, call: ClientCall, course: Course) -> bool:
-        """Whether faults killed a gateway of its and struck a worker of its, since it was sent: nobody
-        else can continue what was sampled without a seed."""
-        assert course.arrived is not None
-        since_ms, until_ms = self._ms(call.sent_ns), self._ms(call.ended_ns)
-        ran_on = {decision.worker for decision in course.decisions}
-        return (
-            course.arrived.event.verdict == Guarantee.SAMPLED
-            and is_struck(self._kills, _owners(course), since_ms, until_ms)
-            and is_struck(self._strikes, ran_on, since_ms, until_ms)
-        )
-
-    def _is_lost_with_gateway(self, call: ClientCall, course: Course) -> bool:
-        """Whether a fault killed a gateway of its, and its last attempt was nowhere else: its engine had
-        finished it, with no holder any more, and was struck before its client returned; or had handed
-        over to that gateway what nobody can generate again."""
-        assert course.arrived is not None
-        arrival = course.arrived.event
-        begun = self._truth.attempts.get(arrival.client_id, ())
-        if call.kind != "resumable" or not begun:
-            return False
-        name, worker, _ = begun[-1]
-        left_ns = self._truth.ended.get(name)
-        if left_ns is None:
-            return False
-        left_ms, until_ms = self._ms(left_ns), self._ms(call.ended_ns)
-        owners = _owners(course)
-        if name in self._truth.finished:
-            killed = is_struck(self._kills, owners, self._ms(call.sent_ns), until_ms)
-            return killed and is_struck(self._strikes, (worker,), left_ms, until_ms)
-        if arrival.verdict != Guarantee.SAMPLED:
-            return False
-        number = int(name.rpartition("/")[2])
-        planned = {
-            stream.removeprefix("r.")
-            for stream, request, attempt, of_worker in self.moves
-            if (request, attempt, of_worker) == (course.request, number, worker)
-        }
-        movers = planned.intersection(owners)
-        return is_struck(self._kills, movers, left_ms - SLACK_MS, left_ms + SLACK_MS)
-
-    def _breaks_off(self, course: Course, last: v.RouteDecided | None, at_ms: int) -> bool:
-        """Whether a fault let its engine break the last answer off, with a word of its own."""
-        failed = [at.event.attempt for at in course.events if type(at.event) is v.TransportObserved]
-        if last is None or last.attempt in failed:
-            return False
-        if ended_ns := self._truth.ended.get(f"{last.request}/{last.attempt}"):
-            at_ms = min(at_ms, self._ms(ended_ns))  # its gateway may have stood still since
-        breaks = [strike for strike in self._strikes if strike.what == "answer-broken"]
-        return is_struck(breaks, (last.worker,), at_ms - FELT_MS, at_ms + SLACK_MS)
-
-    def _is_grace_over(self, call: ClientCall, course: Course) -> bool:
-        """Whether its client returned when its grace was over: nobody need keep what was sampled, or a
-        stream that its engine had finished."""
-        assert course.arrived is not None
-        arrival = course.arrived.event
-        away_ms = (call.ended_ns - call.last_ns) // MS if call.last_ns else 0
-        if not arrival.grace_ticks or away_ms < TICK_MS * arrival.grace_ticks:
-            return False
-        names = [name for name, _, _ in self._truth.attempts.get(arrival.client_id, ())]
-        has_finished = bool(names) and names[-1] in self._truth.finished
-        return arrival.verdict == Guarantee.SAMPLED or has_finished
-
-    def _struck_replica(self, at_ms: int) -> bool:
-        """Whether a replica was struck by then, or soon after."""
-        return any(
-            strike.since_ms <= at_ms + FELT_MS and any(n.startswith("r") for n in strike.targets)
-            for strike in self._strikes
-        )
-
     # --- times
 
     def _stood_still_ms(self, call: ClientCall) -> int:
         """For how long its replica had stood still when it answered: its timers go on meanwhile, and it
         reads the log after them."""
-        at_ms, sent_ms = self._ms(call.ended_ns), self._ms(call.sent_ns)
+        at_ms, sent_ms = self._faults.ms(call.ended_ns), self._faults.ms(call.sent_ns)
         replica = call.gateway.removeprefix("r.")
         stops = (s for s in self._strikes if s.what == "leader-stop" and replica in s.targets)
         return max(
@@ -398,9 +238,9 @@ class _Rules:
         """When it began to wait for a worker the last time, ns."""
         if course is None:
             return call.sent_ns
-        sent_ms = self._ms(call.sent_ns)
+        sent_ms = self._faults.ms(call.sent_ns)
         begun = [
-            self._ran_in(call, course, at)[1]
+            self._faults.ran_in(call, course, at)[1]
             if type(at.event) is v.TransportObserved
             else sent_ms
             if type(at.event) is v.RequestArrived  # the log may have it late
@@ -408,7 +248,7 @@ class _Rules:
             for at in course.events
             if type(at.event) in BEGINS
         ]
-        ended_ms = self._ms(call.ended_ns)
+        ended_ms = self._faults.ms(call.ended_ns)
         since_ms = max((ms for ms in begun if ms <= ended_ms), default=ended_ms)
         return self._truth.began_ns + (since_ms - self._began_ms) * MS
 
@@ -423,10 +263,7 @@ class _Rules:
 
     def _around(self, call: ClientCall) -> tuple[int, int]:
         """The time in which a fault may have kept the log away when it was answered."""
-        return self._ms(call.ended_ns) - FELT_MS, self._ms(call.ended_ns)
-
-    def _ms(self, at_ns: int) -> int:
-        return self._began_ms + (at_ns - self._truth.began_ns) // MS
+        return self._faults.ms(call.ended_ns) - FELT_MS, self._faults.ms(call.ended_ns)
 
 
 class _Queue:
@@ -465,38 +302,6 @@ def _degraded(log: Log) -> frozenset[str]:
         for at in events_of(log, "r.")
         if type(at.event) is v.RequestShed and at.event.reason == ShedReason.DEGRADED
     )
-
-
-def _restarted(log: Log) -> frozenset[tuple[str, int]]:
-    """Engines, by worker and incarnation, that effects restarted. I16 asks who decided that."""
-    return frozenset(
-        (effect.worker, effect.incarnation)
-        for at in events_of(log, "fleet")
-        if type(at.event) is v.EffectsDecided
-        for effect in at.event.effects
-        if effect.kind == EffectKind.RESTART
-    )
-
-
-def _moves(log: Log) -> frozenset[tuple[str, str, int, str]]:
-    """Planned moves: the stream of the replica, the request, its attempt and the worker it leaves."""
-    return frozenset(
-        (at.stream, choice.request, choice.attempt, at.event.worker)
-        for at in events_of(log, "r.")
-        if type(at.event) is v.MigrationPlanned
-        for choice in at.event.choices
-    )
-
-
-def _is_fragile(call: ClientCall, course: Course) -> bool:
-    assert course.arrived is not None
-    verdict = course.arrived.event.verdict
-    return call.kind in FRAGILE or verdict in (Guarantee.RESTART, Guarantee.REPLAY)
-
-
-def _owners(course: Course) -> list[str]:
-    """The replicas that had the request."""
-    return [stream.removeprefix("r.") for stream in course.owners]
 
 
 def _landed(log: Log) -> dict[int, int]:
