@@ -201,6 +201,19 @@ def test_prompts_that_fill_all_blocks_are_served_in_their_order() -> None:
     assert_empty(engine)
 
 
+def test_a_job_waits_in_its_place_however_late_it_comes() -> None:
+    engine = SimEngine(EngineConfig(kv_blocks=4000, max_seqs=1, max_tokens=512), COST)
+    came = {"first": 1, "third": 3, "fourth": 4, "second": 2}
+    events = serve(
+        engine,
+        [
+            (at, Job(name=name, prompt_tokens=10, output_tokens=50, place=place))
+            for at, (name, place) in enumerate(came.items())
+        ],
+    )
+    assert list(times(events, "admitted")) == ["first", "second", "third", "fourth"]
+
+
 def test_a_job_continues_after_what_it_has() -> None:
     engine = SimEngine(EngineConfig(kv_blocks=400), COST)
     events = serve(

@@ -338,6 +338,26 @@ def test_a_holder_that_does_not_answer_ends_a_restore_before_it_begins():
     assert bench.changes(v.PrefillChunkDone, stream="w.w2")[0].tokens == 400
 
 
+def test_an_attempt_that_waits_for_its_blocks_keeps_its_place_in_the_queue():
+    bench = Bench(3, checkpoint_mb=4)
+
+    async def work():
+        bench.dispatch(output=1500, checkpoint=("tcp://w1:6000",))
+        await asyncio.sleep(2)
+        bench.hosts[0].engine.kill()
+        bench.hosts[2].engine.engine.limit_batch(1)
+        bench.dispatch(2, request="before", output=300)
+        heard = bench.dispatch(2, attempt=2, output=1500, delivered=300, restore=("tcp://w1:6000",))
+        bench.dispatch(2, request="after", output=300)
+        assert [s.job.name for s in bench.hosts[2].engine.engine.waiting] == ["after/1"]
+        await asyncio.sleep(30)
+        return heard
+
+    assert bench.run(work()).ends == ["length"]
+    admitted = [c.request for c in bench.changes(v.RequestAdmitted, stream="w.w2")]
+    assert admitted == ["before", "q1", "after"]
+
+
 def test_an_attempt_that_waits_for_its_blocks_is_handed_over_at_once():
     bench = Bench(3, checkpoint_mb=4)
 

@@ -45,7 +45,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 class Job(Struct, frozen=True, kw_only=True):
     """A request to an engine. `generated` of its `output_tokens` exist already and are computed
     with the prompt; `restored` tokens, whole blocks from the first on, were restored; `prefix`
-    holds the ids of its first segments of `prefix_block` tokens."""
+    holds the ids of its first segments of `prefix_block` tokens. `place`: it waits before jobs with a
+    higher one, and after those with the same one."""
 
     name: str
     prompt_tokens: int
@@ -54,6 +55,7 @@ class Job(Struct, frozen=True, kw_only=True):
     prefix: tuple[int, ...] = ()
     prefix_block: int = 0
     restored: int = 0
+    place: int = 0
 
 
 class JobEvent(Struct, frozen=True, gc=False, kw_only=True):
@@ -174,13 +176,21 @@ class SimEngine:
             raise ValueError(f"{job.name}: no prompt or nothing to generate")
         if self.kv.for_tokens(most) > self.kv.total:
             raise ValueError(f"{job.name}: {most} tokens do not fit {self.kv.total} blocks")
-        self.waiting.append(_Sequence(job))
+        self._line_up(_Sequence(job))
         events: list[JobEvent] = []
         if self._due is None:
             self._schedule(now_ns, events)
         elif self._may_admit():
             self._cut(now_ns)
         return events
+
+    def _line_up(self, sequence: _Sequence) -> None:
+        """Let it wait in its place."""
+        waiting = self.waiting
+        at = len(waiting)
+        while at and waiting[at - 1].job.place > sequence.job.place:
+            at -= 1
+        waiting.insert(at, sequence)
 
     def abort(self, name: str, now_ns: int) -> bool:
         """Drop a job: at once if it waits, else after the current step. False: it is not here."""

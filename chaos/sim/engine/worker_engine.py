@@ -38,16 +38,17 @@ EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "
 class Track:
     """One attempt in the engine. `sent_tokens`: number of tokens of its stream that were sent.
     Decode step `joined + n` gives token `base + n` (`joined` < 0: it does not decode). `stuck`: what
-    it generates from now on does not leave the engine."""
+    it generates from now on does not leave the engine. `place`: its number among all that came."""
 
     __slots__ = (
-        "answer", "base", "blocks", "joined", "last_ns", "late", "leaving", "name", "pump", "sent_tokens",
-        "stuck", "what",
+        "answer", "base", "blocks", "joined", "last_ns", "late", "leaving", "name", "place", "pump",
+        "sent_tokens", "stuck", "what",
     )  # fmt: skip
 
-    def __init__(self, name: str, what: Dispatch, answer: Answer) -> None:
+    def __init__(self, name: str, what: Dispatch, answer: Answer, place: int) -> None:
         self.name = name
         self.what = what
+        self.place = place
         self.answer = answer
         self.sent_tokens = what.delivered
         self.base = 0
@@ -116,6 +117,7 @@ class EngineProcess:
         self.reports = StepReports(self, report, self._observed, lambda: machine.loop.now_ns)
         self._armed: int | None = None
         self._sent_ns = 0
+        self._came = 0
         if machine.settings.prefix_cache:
             self.engine.kv.moves = []
 
@@ -199,7 +201,8 @@ class EngineProcess:
         self.step()
         if self.machine.met is not None:
             self.machine.met(what.request, what.content_id)
-        track = self.tracks[name] = Track(name, what, answer)
+        self._came += 1
+        track = self.tracks[name] = Track(name, what, answer, self._came)
         tokens = what.prompt_tokens + track.given
         self.reports.change(v.RequestQueued(what.request, what.attempt, tokens, what.record), True)
         if what.claim:
@@ -231,6 +234,7 @@ class EngineProcess:
                 prefix=what.prefix,
                 prefix_block=what.prefix_block,
                 restored=restored,
+                place=track.place,  # vLLM passes over a request whose blocks are on their way
             )
             try:
                 self.step(self.engine.submit(job, self._loop.now_ns))
