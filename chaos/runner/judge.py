@@ -27,7 +27,7 @@ from relume.chaos.validators.records import THE_RUN, Log, Violation, events_of
 from relume.chaos.validators.service_limits import limits_of
 from relume.chaos.validators.strikes import DEATHS_OF_REPLICAS, WRONG_WEIGHTS, Slowed, Strike
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import EffectKind
+from relume.events.vocabulary.enums import EffectKind, HealthState
 
 Result = Literal["passed", "failed", "inconclusive"]
 OF_TRAFFIC = ("requests", "faults_fired")
@@ -306,8 +306,9 @@ RELOAD_NS = 5_000_000_000
 
 def _unserved_ms(run: Outcome, log: Log) -> int:
     """Total time in which no worker could get requests: faults kept all from the gateways, or some, and
-    an operator had drained the others, or their agents stopped."""
-    away = [*_away(run), *_drained(run, log), *_left(run, log)]
+    an operator had drained the others, or their agents stopped, or the log could not close their
+    breakers."""
+    away = [*_away(run), *_drained(run, log), *_left(run, log), *_held(run, log)]
     times = sorted({at for begun, until, _ in away for at in (begun, until)})
     unserved_ns = 0
     for begun, until in itertools.pairwise(times):
@@ -369,6 +370,21 @@ def _left(run: Outcome, log: Log) -> Iterator[tuple[int, int, str]]:
                 since_ns = -1
         if since_ns >= 0:
             yield since_ns, run.ended_ns, name
+
+
+def _held(run: Outcome, log: Log) -> Iterator[tuple[int, int, str]]:
+    """From when to when (ns) which worker's breaker was open while a fault kept the log away: it holds
+    for a number of ticks, and there are none without the log."""
+    for fired in run.fired:
+        if not stops_log(run, fired) or fired.what == "disk-slow":
+            continue
+        held = set[str]()
+        for at in events_of(log, "fleet"):
+            if type(at.event) is v.HealthDecided and at.at_ms < span_ms(run, fired)[0]:
+                is_open = at.event.state == HealthState.UNHEALTHY
+                (held.add if is_open else held.discard)(at.event.worker)
+        for name in sorted(held):
+            yield fired.at_ns, fired.until_ns or run.ended_ns, name
 
 
 _DEATHS_OF_ENGINES = ("engine-kill", *_DEATHS_OF_AGENTS)

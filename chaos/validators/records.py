@@ -255,26 +255,47 @@ def _clock(
 ) -> dict[tuple[int, str], int]:
     """Corrected times of segments whose worker's clock had jumped, by revision and stream: that of
     the control plane's next segment, or of the one before. `known`: corrected times of replicas."""
-    times: dict[tuple[int, str], int] = {}
-    after = 0
-    for group in reversed(groups):
-        for segment in reversed(group.segments):
-            if not segment.stream.startswith("w."):
-                after = known.get((group.revision, segment.stream), segment.at_ms)
-            elif after and segment.at_ms > after + _MOST_AHEAD_MS:
-                times[group.revision, segment.stream] = after
-    before = 0
+    times = _ahead(groups, known)
+    before = reached = 0
     latest: dict[str, int] = {}
     for group in groups:
         for segment in group.segments:
             key = group.revision, segment.stream
             if not segment.stream.startswith("w."):
                 before = known.get(key, segment.at_ms)
+                reached = max(reached, before)
                 continue
+            if key in times:
+                times[key] = max(times[key], reached)
             own = latest.get(segment.stream, 0)
             if segment.at_ms < max(before - _MOST_BEHIND_MS, min(before, own) - _MOST_BACK_MS):
                 times[key] = before
             latest[segment.stream] = max(own, times.get(key, segment.at_ms))
+    return times
+
+
+def _ahead(
+    groups: Sequence[RevisionGroup], known: Mapping[tuple[int, str], int]
+) -> dict[tuple[int, str], int]:
+    """Segments of workers whose clock had jumped ahead, with the time of the control plane's next one.
+
+    That one may have been stamped long before it landed, because etcd took no writes. But a writer has
+    one append under way: the second segment of a stream was stamped after the first one had landed. So the
+    earliest second one bounds the time from above."""
+    times: dict[tuple[int, str], int] = {}
+    after, firsts, seconds = 0, dict[str, int](), dict[str, int]()
+    for group in reversed(groups):
+        for segment in reversed(group.segments):
+            key, stream = (group.revision, segment.stream), segment.stream
+            if not stream.startswith("w."):
+                after = known.get(key, segment.at_ms)
+                if stream in firsts:
+                    seconds[stream] = firsts[stream]
+                firsts[stream] = after
+            elif after:
+                latest_ms = min(seconds.values(), default=max(firsts.values()))
+                if segment.at_ms > latest_ms + _MOST_AHEAD_MS:
+                    times[key] = after
     return times
 
 

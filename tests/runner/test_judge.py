@@ -21,8 +21,8 @@ from relume.chaos.validators.records import Log, events_of
 from relume.controlplane.cli.relume_command import main as relume
 from relume.events import vocabulary as v
 from relume.events.log.interface import LandedSegment, RevisionGroup
-from relume.events.vocabulary.enums import EffectKind
-from tests.policies.story import Story
+from relume.events.vocabulary.enums import EffectKind, FailureClass, HealthState
+from tests.policies.story import Story, arrived, started
 from tests.runner.recorded import SCENARIO, outcome, told
 
 
@@ -238,6 +238,40 @@ def test_nor_while_an_operator_has_drained_the_last_one(
     assert _known(run, Log(story.groups)).unserved_ms == unserved_ms
 
 
+@pytest.mark.parametrize(("opened_ms", "then", "unserved_ms"), [
+    (500, (), 3000), (500, ((900, HealthState.PROBING),), 0), (1500, (), 0),
+    (500, ((4500, HealthState.HEALTHY),), 3000),
+])  # fmt: skip
+def test_nor_while_the_log_cannot_close_the_breaker_of_the_last_one(
+    good: Outcome, opened_ms: int, then: tuple[tuple[int, HealthState], ...], unserved_ms: int
+) -> None:
+    """Composed 172196: of three workers two had to stop, the breaker of the third was open, and etcd was
+    full for 14 s."""
+    held, *others = sorted(good.schedule.workers)
+    story = Story()
+    story.leader()
+    for at_ms, state in ((opened_ms, HealthState.UNHEALTHY), *then):
+        story.at_ms = good.began_ms + at_ms
+        decided = v.HealthDecided(
+            worker=held,
+            incarnation=1,
+            state=state,
+            failure=FailureClass.ERRORS,
+            evidence="",
+            since=1,
+        )
+        story.tell("fleet", decided)
+    stopped = FiredFault(
+        name="s", what="engine-stop", target=",".join(others),
+        at_ns=200_000_000, until_ns=9_000_000_000,
+    )  # fmt: skip
+    full = FiredFault(
+        name="f", what="etcd-quota", target="e0", at_ns=1_000_000_000, until_ns=4_000_000_000
+    )
+    run = replace(good, fired=(stopped, full), ended_ns=60 * 10**9)
+    assert _known(run, Log(story.groups)).unserved_ms == unserved_ms
+
+
 def test_validators_know_who_was_killed_and_what_prompts_share(good: Outcome) -> None:
     requests = (replace(good.schedule.requests[0], prefix=(1, 2), prefix_block=32),)
     run = replace(
@@ -374,6 +408,28 @@ def test_a_clock_that_jumped_is_put_right(good: Outcome) -> None:
     assert max(at.at_ms for at in put_right) <= last
     run = replace(good, groups=tuple(groups), scenario=replace(SCENARIO, promises=("I10",)))
     assert judge(run).result == "passed"
+
+
+@pytest.mark.parametrize(("stamped_ms", "found_ms"), [(22_300, 22_300), (3_600_000, 8_100)])
+def test_a_segment_that_waited_for_etcd_shows_no_clock_that_jumped(
+    stamped_ms: int, found_ms: int
+) -> None:
+    """Composed 172196: etcd was full for 14 s. What a replica and the leader had stamped before that
+    landed after what a worker stamped at its end."""
+    story = Story()
+    story.leader()
+    for at_ms, stream, event in (
+        (8_000, "r.r0", arrived()),
+        (stamped_ms, "w.w0", started()),
+        (8_100, "r.r0", arrived("q2")),
+        (22_400, "r.r0", arrived("q3")),
+        (8_500, "fleet", v.Tick(number=1, unix_ms=0)),
+        (22_700, "fleet", v.Tick(number=2, unix_ms=0)),
+    ):
+        story.at_ms = at_ms
+        story.tell(stream, event)
+    found = [at.at_ms for at in events_of(Log(story.groups), "w.w0")]
+    assert found == [found_ms]
 
 
 def test_replicas_whose_clocks_jumped_are_put_right_by_the_truth(good: Outcome) -> None:
