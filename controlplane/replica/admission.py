@@ -4,7 +4,7 @@ module calls them on the view, records the decision, and informs the request ses
 that passes straight through is not recorded, and nothing polls: a waiting request is called if the
 fold advances or an own event makes room, and at the time at which a bound on the prompts ahead is
 met. Attempts after a failure do not wait here; they are called before those that do
-(`Scheduler.wake`).
+(`Scheduler.wake`), and those stay back until the engines report them (`Continuations`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import structlog
 
 from relume.controlplane.gateway.ports import Caller
 from relume.controlplane.replica.decision_writer import DecisionWriter
+from relume.controlplane.replica.live_requests import Continuations, LiveRequest
 from relume.controlplane.stream import error_codes
 from relume.controlplane.stream.arrival import Arrival, Rejected
 from relume.events import vocabulary as v
@@ -71,12 +72,14 @@ class ReplicaAdmission:
 
     def __init__(self, decisions: DecisionWriter, never_served: Callable[[str], bool]) -> None:
         self.queue = AdmissionQueue()
+        self._continuations = Continuations()
         self._decisions = decisions
         self._never_served = never_served
         self._held: dict[str, _QueuedRequest] = {}
         self._config = WaitingConfig()
         self._settings_mark: object = None
         self._soon: asyncio.Handle | None = None
+        self._is_woken_again = False
         self._later: asyncio.TimerHandle | None = None
         self._later_us = -1
         self._again_us = UNKNOWN
@@ -158,8 +161,15 @@ class ReplicaAdmission:
 
     def wake(self) -> None:
         """A worker may have room: check, after earlier requests were called."""
-        if self.queue.entries and self._soon is None:
-            self._soon = asyncio.get_running_loop().call_soon(self._look)
+        if not self.queue.entries:
+            return
+        self._is_woken_again = self._soon is not None
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._look_last)
+
+    def continues(self, live: LiveRequest) -> None:
+        """An attempt after a failure goes to its worker: what waits here goes after it."""
+        self._continuations.sent(live, self._decisions.now_us())
 
     def dispatched(self, request: str, at_us: int, first_us: int) -> None:
         """A worker has it."""
@@ -169,6 +179,7 @@ class ReplicaAdmission:
 
     def over(self, request: str) -> None:
         """Its session no longer waits."""
+        self._continuations.over(request)
         if self.queue.leave(request) is not None:
             del self._held[request]
 
@@ -220,6 +231,15 @@ class ReplicaAdmission:
             slo_us *= effects.slo_factor(self._decisions.view, arrival.model)
         return now_us + slo_us if slo_us else 0
 
+    def _look_last(self) -> None:
+        """Look after attempts that the last call of `wake` concerns too: they may be due after this call.
+        That happens once, so that frequent calls delay no request further."""
+        if self._is_woken_again:
+            self._is_woken_again = False
+            self._soon = asyncio.get_running_loop().call_soon(self._look)
+        else:
+            self._look()
+
     def _look(self) -> None:
         """Call the requests that are next, refuse those whose time is over."""
         self._soon = None
@@ -235,11 +255,21 @@ class ReplicaAdmission:
     def _call_next(self, model: str) -> bool:
         """Whether a request went."""
         now_us = self._decisions.now_us()
+        if self._stays_back(model, now_us):
+            return False
         if self._next(model, now_us) is None:
             return False
         self._decisions.basis()  # as the decision will have it
         entry = self._next(model, now_us)
         return entry is not None and self._call(entry, now_us)
+
+    def _stays_back(self, model: str, now_us: int) -> bool:
+        """Whether attempts after a failure are on their way, as far as reports can say so."""
+        if self._blind:
+            return False
+        until_us = self._continuations.until_us(model, self._decisions.view.fleet, now_us)
+        self._look_again(until_us)
+        return until_us >= 0
 
     def _next(self, model: str, now_us: int) -> Entry | None:
         """The request that a worker has room for."""

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from relume.controlplane.stream.arrival import Arrival
 from relume.policies.recovery.lineage import Lineage, engine_of
+from relume.policies.state.account import key_of
+from relume.policies.state.fleet import Fleet
+
+HEAD_START_US = 250_000
+"""Maximum time that queued requests stay back for attempts after a failure. Engines report a request
+within milliseconds, or at the end of a long step."""
 
 
 class LiveRequest:
@@ -62,3 +68,42 @@ class LiveRequest:
 
 LiveRequests = dict[str, LiveRequest]
 """Open requests of this replica by name."""
+
+
+class Continuations:
+    """Attempts after a failure that were sent, and that their engines have not reported yet. An engine
+    serves its requests in the order in which they come, and connections keep no order between them:
+    queued requests that are sent at once may come first."""
+
+    def __init__(self) -> None:
+        self._sent: LiveRequests = {}
+        self._until_us = -1
+
+    def sent(self, live: LiveRequest, now_us: int) -> None:
+        """An attempt of `live` goes to its worker. Later ones do not extend the time."""
+        if not self._sent:
+            self._until_us = now_us + HEAD_START_US
+        self._sent[live.arrival.request] = live
+
+    def over(self, request: str) -> None:
+        """The request ended, or left this replica."""
+        self._sent.pop(request, None)
+
+    def until_us(self, model: str, fleet: Fleet, now_us: int) -> int:
+        """Time until which queued requests for `model` stay back at most; -1: they need not."""
+        if now_us >= self._until_us:
+            self._sent.clear()
+        for request, live in list(self._sent.items()):
+            if not live.running or _has_arrived(live, fleet):
+                del self._sent[request]
+        is_first = any(live.arrival.model == model for live in self._sent.values())
+        return self._until_us if is_first else -1
+
+
+def _has_arrived(live: LiveRequest, fleet: Fleet) -> bool:
+    """Whether its engine reported the attempt, or is no more."""
+    worker = fleet.workers.get(live.worker)
+    if worker is None or worker.incarnation != live.incarnation:
+        return True
+    attempt = worker.attempts.get(key_of(live.arrival.request, live.attempt))
+    return attempt is not None and attempt.queued

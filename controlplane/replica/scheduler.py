@@ -280,6 +280,8 @@ class Scheduler:
         worker = self.view.fleet.workers[event.worker]
         checkpoint, restore = self.checkpoints.of_dispatch(live, lost)
         live.lineage.begin(live.engine, event.delivered, bool(restore))
+        if event.attempt > 1:
+            self.waiting.continues(live)
         return Assignment(
             request=event.request,
             attempt=event.attempt,

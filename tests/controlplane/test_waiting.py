@@ -14,6 +14,7 @@ from relume.controlplane.admin.request_book import RequestBook, decisions_of
 from relume.controlplane.replay.rendering import lines_of
 from relume.controlplane.replay.verify import verify
 from relume.controlplane.replay.why import why
+from relume.controlplane.replica.live_requests import HEAD_START_US
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.stream.arrival import Arrival, Rejected
 from relume.events import vocabulary as v
@@ -369,6 +370,128 @@ async def test_a_request_after_a_failure_comes_before_the_queue_and_is_never_que
         routed = [e.request for e in p.own(v.RouteDecided) if e.incarnation == 2]
         assert routed[:2] == ["a", "b"]
         assert not [e for e in p.own(v.RequestHeld, v.RequestShed) if e.request in ("a", "b")]
+
+
+def _ready(incarnation: int) -> v.EngineReady:
+    return v.EngineReady(
+        worker="w0",
+        incarnation=incarnation,
+        host="127.0.0.1",
+        port=9,
+        model="m",
+        max_model_len=4096,
+        block_size=16,
+        kv_blocks=512,
+    )
+
+
+@asynccontextmanager
+async def engine_lost(config: WaitingConfig = USUAL) -> AsyncIterator[Plane]:
+    """Request "a" waits for a worker after a failure, "x" and "y" wait in the queue: the only engine
+    died."""
+    async with plane(config) as p:
+        p.ask("a")
+        p.decodes("a")
+        p.worker.append(v.EngineDied("w0", 1, "killed"))
+        p.follow()
+        p.scheduler.observed("a", 1, "engine_dead", 3)
+        assert p.scheduler.assign("a", "engine_dead", 3) is None
+        for name in ("x", "y"):
+            p.ask(name)
+
+        async def goes_on() -> None:
+            assert await p.scheduler.capacity("a", 20)
+            assert p.scheduler.assign("a", "wait_over", 3) is not None
+            p.sent.append("a again")
+
+        waiting = asyncio.create_task(goes_on())
+        await p.settle()
+        p.sent.clear()
+        yield p
+        await waiting
+
+
+def _returns(p: Plane) -> None:
+    """The worker has another engine."""
+    p.worker.append(v.EngineStarted("w0", 2, 4, 5), _ready(2))
+    p.follow()
+
+
+async def test_the_queue_stays_back_until_the_engine_has_what_follows_a_failure() -> None:
+    """Requests that are sent at once come to an engine in any order."""
+    async with engine_lost() as p:
+        _returns(p)
+        await p.settle()
+        assert p.sent == ["a again"]
+        p.now_us += 1000
+        p.follow()
+        await p.settle()
+        assert p.sent == ["a again"], "its engine has not reported it"
+        p.worker.append(
+            v.EngineStep(
+                incarnation=2,
+                step=1,
+                duration_us=0,
+                batch=0,
+                sum_context=0,
+                prefill_tokens=0,
+                waiting=1,
+                kv_used=0,
+                changes=(v.RequestQueued("a", 2, 103),),
+            )
+        )
+        p.follow()
+        await p.settle()
+        assert p.sent == ["a again", "x"], "the bound has room for one more"
+
+
+async def test_the_queue_stays_back_for_a_bounded_time() -> None:
+    """Reports may not come. Further attempts after failures do not extend the time."""
+    async with engine_lost() as p:
+        _returns(p)
+        await p.settle()
+        p.now_us += HEAD_START_US - 1
+        p.scheduler.waiting.continues(p.scheduler.live["a"])
+        p.follow()
+        await p.settle()
+        assert p.sent == ["a again"]
+        p.now_us += 1
+        p.scheduler.waiting._due()
+        assert p.sent == ["a again", "x"]
+
+
+@pytest.mark.parametrize("how", ["lost", "ended", "engine died", "log away"])
+async def test_the_queue_does_not_wait_for_an_attempt_that_is_over(how: str) -> None:
+    async with engine_lost() as p:
+        _returns(p)
+        await p.settle()
+        assert p.sent == ["a again"]
+        if how == "lost":
+            p.scheduler.observed("a", 2, "engine_error", 3, "answered 500", 500)
+        elif how == "ended":
+            p.scheduler.ended("a", "cancelled", 499, 3, "-")
+        elif how == "log away":
+            p.log.pause()  # nothing would report it
+        else:
+            p.worker.append(v.EngineDied("w0", 2, "killed"), v.EngineStarted("w0", 3, 6, 7))
+            p.worker.append(_ready(3))
+        p.follow()
+        await p.settle()
+        assert "x" in p.sent
+        p.log.resume()
+
+
+async def test_what_follows_a_failure_goes_first_although_the_queue_was_woken_before() -> None:
+    """A request ends in the turn of the loop in which an engine becomes ready."""
+    async with engine_lost() as p:
+        p.ask("z")
+        p.scheduler.ended("z", "cancelled", 499, 0, "-")
+        _returns(p)
+        await p.settle()
+        assert p.sent == ["a again"]
+        p.scheduler.ended("a", "cancelled", 499, 3, "-")
+        await p.settle()
+        assert p.sent == ["a again", "x", "y"]
 
 
 async def test_a_queued_request_whose_workers_die_waits_like_one_that_found_none() -> None:
