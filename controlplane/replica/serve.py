@@ -37,6 +37,7 @@ from relume.events.log.errors import (
     StreamOwned,
     first_cause,
 )
+from relume.events.systemd import keep_informed
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.canary.canary_settings import CanaryConfig
 from relume.policies.checkpoints.checkpoint_settings import CheckpointConfig
@@ -101,6 +102,22 @@ def _explain(error: BaseException) -> int:
     raise error
 
 
+class _Progress:
+    """How far the replica is, for systemd. `gateway`: it accepts requests."""
+
+    def __init__(self) -> None:
+        self.text = "waits for etcd"
+        self.gateway: Gateway | None = None
+
+    def notice(self) -> str:
+        """As sd_notify(3) wants it: ready while GET /ready answers 200."""
+        if self.gateway is None:
+            return f"STATUS={self.text}"
+        if self.gateway.draining:
+            return "STOPPING=1\nSTATUS=its requests end"
+        return "READY=1\nSTATUS=serving"
+
+
 async def _serve(config: ServeConfig) -> None:
     failpoint_client.start(f"replica {config.name}")
     stop, at_once = asyncio.Event(), asyncio.Event()
@@ -114,14 +131,18 @@ async def _serve(config: ServeConfig) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    progress = _Progress()
     async with AsyncExitStack() as stack:
+        stack.callback(asyncio.create_task(keep_informed(progress.notice)).cancel)
         etcd = await stack.enter_async_context(EtcdLog(etcd_config(config)))
         history = history_of(config, etcd)
         # After a kill -9 our own old lease still holds the name, for a TTL at most.
         opening = etcd.writer(
             f"r.{config.name}", wait_s=2.0 * config.lease_ttl_s, gather_s=GATHER_MS / 1000
         )
+        progress.text = f"waits for the stream r.{config.name}"
         writer = await stack.enter_async_context(opening)
+        progress.text = "reads the log"
         for loss in writer.spool_losses:
             log.error("spool_set_aside", path=str(loss.path), why=loss.why, remedy=loss.remedy)
         reader = etcd.reader()
@@ -149,7 +170,7 @@ async def _serve(config: ServeConfig) -> None:
             gateway.metrics = admin.metrics_page
             if gateway.tokens is not None:
                 admin.metrics.registry.register(TokenCollector(gateway.tokens))
-        starting = None
+        starting, progress.gateway = None, gateway
         log.info("serving", url=f"http://{config.host}:{config.port}", name=config.name)
         running = asyncio.create_task(_run(replica, gateway, keeper, seen))
         stopping = asyncio.create_task(stop.wait())

@@ -37,11 +37,12 @@ from relume.engine_shim.agent.journal import FLUSH_TIMEOUT_S, Journal
 from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.engine_shim.agent.report_server import ReportServer
 from relume.engine_shim.agent.run_directory import RunDirectory
-from relume.engine_shim.agent.status_page import StatusServer, notify_systemd
+from relume.engine_shim.agent.status_page import StatusServer, notice
 from relume.engine_shim.agent.stream_ownership.log_change import LogChange
 from relume.engine_shim.agent.stream_ownership.takeover import FreeStream
 from relume.events.log.errors import LogUnavailable, StreamOwned
 from relume.events.log.interface import StreamWriter
+from relume.events.systemd import keep_informed
 from relume.events.vocabulary import (
     EngineDied,
     StateDaemonLost,
@@ -120,7 +121,7 @@ class Agent:
         async with AsyncExitStack() as stack:
             status = StatusServer(self._config.status_port, self.describe, self._not_ready)
             await stack.enter_async_context(status)
-            notices = asyncio.create_task(notify_systemd(self._not_ready))
+            notices = asyncio.create_task(keep_informed(lambda: notice(self._not_ready())))
             stack.callback(notices.cancel)
             await stack.enter_async_context(self._writers)
             writer = await self._unless_stopped(self._take_stream(self._writers))

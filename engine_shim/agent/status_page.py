@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 REQUEST_TIMEOUT_S = 5.0
-NOTICE_PERIOD_S = 0.5
 _LIMIT_BYTES = 8192
 _PATHS = "/state, /health and /ready"
 
@@ -81,25 +78,6 @@ class StatusServer:
         ).encode() + (b"" if request[0] == b"HEAD" else payload)
 
 
-def _path(address: str) -> str:
-    """As the kernel takes it: "@" begins the name of an abstract socket."""
-    return "\0" + address[1:] if address.startswith("@") else address
-
-
-async def notify_systemd(not_ready: Callable[[], str]) -> None:
-    """Say when the worker may serve, and why it may not until then, in the protocol of sd_notify(3). It
-    ends at once where the agent is no unit of `Type=notify`."""
-    address = os.environ.pop("NOTIFY_SOCKET", "")  # it is not for the engine
-    if not address:
-        return
-    sent: str | None = None
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.setblocking(False)
-        while True:
-            why = not_ready()
-            if why != sent:
-                text = f"STATUS={why}" if why else "READY=1\nSTATUS=ready"
-                with contextlib.suppress(OSError):  # systemd does not listen: say it again
-                    channel.sendto(text.encode(), _path(address))
-                    sent = why
-            await asyncio.sleep(NOTICE_PERIOD_S)
+def notice(why: str) -> str:
+    """The same for systemd, where the agent is a unit of `Type=notify`."""
+    return f"STATUS={why}" if why else "READY=1\nSTATUS=ready"

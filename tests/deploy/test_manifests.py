@@ -300,9 +300,13 @@ def test_a_worker_is_started_when_it_is_ready():
         if d["kind"] == "StatefulSet" and d["metadata"]["name"] == "relume-worker"
     ]  # fmt: skip
     assert stateful["spec"]["minReadySeconds"] > 0
-    (unit,) = [path for path in UNITS if path.name.startswith("relume-worker")]
-    settings = re.findall(r"^(Type|TimeoutStartSec)=(.+)$", unit.read_text(), re.MULTILINE)
-    assert settings == [("Type", "notify"), ("TimeoutStartSec", "infinity")], "models load long"
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_systemd_waits_until_a_process_is_ready(path):
+    """It may take long: a model loads, a log is read, a lease lapses."""
+    settings = re.findall(r"^(Type|TimeoutStartSec|NotifyAccess)=(.+)$", path.read_text(), re.M)
+    assert settings == [("Type", "notify"), ("TimeoutStartSec", "infinity")]
 
 
 def test_a_pod_accepts_connections_until_its_probe_has_failed():

@@ -60,7 +60,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(folder: Path, *flags: str) -> AsyncIterator[Stage]:
+async def one_worker() -> AsyncIterator[tuple[str, EtcdLog, Engine]]:
+    """A fleet without a replica: its etcd, its log and the engine of its one worker."""
     if etcd_binary() is None:
         pytest.skip("no etcd on PATH")
     async with AsyncExitStack() as stack:
@@ -83,12 +84,18 @@ async def stage(folder: Path, *flags: str) -> AsyncIterator[Stage]:
                 kv_blocks=512,
             ),
         )
+        yield etcd.endpoints[0], log, engine
+
+
+@asynccontextmanager
+async def stage(folder: Path, *flags: str) -> AsyncIterator[Stage]:
+    async with one_worker() as (endpoint, log, engine):
         port, output = free_port(), folder / "serve.log"
         found = Stage(log, engine, port, output)
         with output.open("wb") as out:
             found.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "relume.controlplane.cli.relume_command", "serve",
-                "--port", str(port), "--admin-port", "0", "--etcd", etcd.endpoints[0],
+                "--port", str(port), "--admin-port", "0", "--etcd", endpoint,
                 "--log-format", "json", "--spool-dir", str(folder / "spool"),
                 "--archive-dir", "", *flags, stdout=out, stderr=out,
             )  # fmt: skip

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from relume.engine_shim.agent import status_page
 from relume.engine_shim.agent.engine_process.watched_engine import ServingEngine
+from relume.events import systemd
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import FailureClass, HealthState
 from relume.events.wire.worker_calls import CanaryAnswered
@@ -113,18 +113,18 @@ async def test_systemd_is_told_when_it_is_ready_and_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     name = str(tmp_path / "notify") if form == "path" else f"\0relume-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(name)
-        systemd.setblocking(False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(name)
+        listener.setblocking(False)
         monkeypatch.setenv("NOTIFY_SOCKET", name.replace("\0", "@"))
-        monkeypatch.setattr(status_page, "NOTICE_PERIOD_S", 0.01)
+        monkeypatch.setattr(systemd, "NOTICE_PERIOD_S", 0.01)
         async with staged(tmp_path, "--after", "0.3") as stage:
             await until_ready(stage)
             said: list[str] = []
             async with asyncio.timeout(10):
                 while "READY=1\nSTATUS=ready" not in said:
                     with suppress(BlockingIOError):
-                        said.append(systemd.recv(1000).decode())
+                        said.append(listener.recv(1000).decode())
                     await asyncio.sleep(0.01)
         assert "STATUS=no engine is ready: starting" in said
         assert "NOTIFY_SOCKET" not in os.environ, "no engine takes it over"

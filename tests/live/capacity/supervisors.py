@@ -152,9 +152,13 @@ class NotifySocket:
 
     async def ready(self, within_s: float) -> list[str]:
         """Wait for READY=1; returns what came until then."""
+        return await self.until("READY=1", within_s)
+
+    async def until(self, words: str, within_s: float) -> list[str]:
+        """Wait for a message with these words; returns what came until then."""
         found: list[str] = []
         async with asyncio.timeout(within_s):
-            while not any("READY=1" in text for text in found):
+            while not any(words in text for text in found):
                 found += self.heard()
                 await asyncio.sleep(0.05)
         return found
