@@ -26,13 +26,8 @@ from relume.chaos.validators.linearizability import (
     without_implied,
 )
 from relume.events.etcd.config import EtcdConfig
-from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.keys import Keys
-from relume.events.etcd.maintenance import Maintenance
-from relume.events.log.errors import LogError, LogUnavailable
-from tests.etcd_server import EtcdServer, etcd_binary
-from tests.events.conftest import config_for
-from tests.pace import outlast
+from tests.validators.histories.contenders import Contenders
 
 A, B = b"a", b"b"
 
@@ -176,38 +171,6 @@ def test_of_the_appends_of_an_epoch_the_outer_ones_remain() -> None:
 # --- recorded histories ---------------------------------------------------------------------
 
 
-class Contenders:
-    """Clients that fight for one stream, and commit manifests for it."""
-
-    def __init__(self, config: EtcdConfig, recorder: CallRecorder, seed: int) -> None:
-        self.config = config
-        self.recorder = recorder
-        self.random = Random(seed)
-
-    async def fight(self, log: EtcdLog, name: str, for_s: float) -> None:
-        """Own the stream, commit a manifest and read all, again and again."""
-        upkeep = Maintenance(log.client, "fleet")
-        self.recorder.watch(log.client, name)
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + for_s
-        for number in itertools.count():
-            if loop.time() >= until_s:
-                return
-            try:
-                async with log.writer("fleet") as writer:
-                    revision = self.random.randrange(1, 4)
-                    await upkeep.commit(revision, b"%s %d" % (name.encode(), number), writer.epoch)
-                    await upkeep.manifests()
-                    await asyncio.sleep(self.random.random() / 10)
-            except* LogError:
-                await asyncio.sleep(self.random.random() / 5)
-            try:
-                await log.client.range(Keys(self.config.prefix).owner("fleet"))
-                await upkeep.manifests()
-            except LogUnavailable:
-                continue
-
-
 class World:
     """A simulated cluster of three members, with contenders."""
 
@@ -286,33 +249,3 @@ def test_a_write_that_is_acknowledged_and_lost_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(SimEtcd, "_answer", losing)
     found = World(1).run()
     assert lost and any(one.is_possible is False for one in found.values())
-
-
-@pytest.mark.full
-@pytest.mark.etcd
-@pytest.mark.skipif(etcd_binary() is None, reason="no etcd on PATH")
-@pytest.mark.parametrize("fault", ["stop", "kill"])
-async def test_real_etcd_is_linearizable_while_leaders_are_lost(fault: str, seed: int) -> None:
-    loop = asyncio.get_running_loop()
-    async with EtcdServer(3) as etcd:
-        config = config_for(etcd, lease_ttl_s=2)
-        recorder = CallRecorder(loop.time, config.prefix)
-        contenders = Contenders(config, recorder, seed)
-        async with asyncio.TaskGroup() as tasks:
-            for name in ("c0", "c1", "c2"):
-                tasks.create_task(_with_log(config, contenders, name))
-            for _ in range(2):
-                await outlast(1, "the time in which contenders write undisturbed")
-                if (leader := etcd.leader()) is None:
-                    continue
-                etcd.stop(leader) if fault == "stop" else etcd.kill9(leader)
-                await outlast(2, "the lease of an owner, and an election")
-                etcd.cont(leader) if fault == "stop" else etcd.restart(leader)
-        found = recorder.judge_keys()
-        assert len(found) >= 2
-        assert {key for key, one in found.items() if not one.is_possible} == set()
-
-
-async def _with_log(config: EtcdConfig, contenders: Contenders, name: str) -> None:
-    async with EtcdLog(config) as log:
-        await contenders.fight(log, name, 8.0)
