@@ -11,6 +11,8 @@ from relume.events.etcd.writer.spool import FRAME, framed
 
 UNREADABLE = (b"\x92\xabtelepathy/9\x01", b"\xc1", b"\x92\xadengine_step/1\x01")
 """Records that cannot be read: an unknown tag, no msgpack, a known tag without its fields."""
+ABSURD_EPOCHS = (1 << 40, 1 << 62, (1 << 63) - 1)
+"""Epochs of notices that no agent can have: etcd has never had as many revisions."""
 
 
 def tear(spool: Path, batch: Sequence[bytes], rng: Random) -> str:

@@ -75,6 +75,10 @@ FAULTS: Mapping[str, FaultKind] = {
         about="bytes that are no segment stand in a worker's stream, where its agent is to write",
         target="worker",
     ),
+    "notice-absurd": FaultKind(
+        about="a replica's connection to an agent says that its engine died, in an epoch far in the future",
+        target="worker",
+    ),
     "reports-unreadable": FaultKind(
         about="an agent cannot read what its engine reports of its steps",
         target="worker",
@@ -238,6 +242,11 @@ FAULTS: Mapping[str, FaultKind] = {
         target="control plane",
         lasts="must",
         amount=("parts per million", 1e6),
+        roles=_ENDS,
+    ),
+    "stray-key": FaultKind(
+        about="keys that are no segments stand far ahead in the streams of a replica and of the leader",
+        target="control plane",
         roles=_ENDS,
     ),
     "etcd-kill": FaultKind(

@@ -287,6 +287,12 @@ class SimBoard(Board):
         if self._died is not None:
             hear(self._died)
 
+    def send(self, notice: DeathNotice) -> int:
+        """Send a notice that the agent has not written. Returns how many listeners there are."""
+        for hear in self._hear:
+            hear(notice)
+        return len(self._hear)
+
     def tell(self, incarnation: int) -> None:
         """Announce the death of this engine, once."""
         if self._died is not None and incarnation <= self._died.incarnation:
@@ -408,6 +414,7 @@ class SimAgent(Agent):
         )
         self.process = process
         self.host = host
+        self.board: SimBoard | None = None
 
     async def run(self) -> None:
         """See Agent.run."""
@@ -421,6 +428,7 @@ class SimAgent(Agent):
             disorder = self.host.settings.disorder
             address = f"{self.host.name}:7000"
             board = SimBoard(address, self.host.loop, journal, disorder.notices_repeated)
+            self.board = board
             self.host.net.serve(board.address, self.process, board)
             self._addresses = "", board.address
             self._register(journal, died)

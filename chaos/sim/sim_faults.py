@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from relume.chaos.damaged_bytes import UNREADABLE
+from relume.chaos.damaged_bytes import ABSURD_EPOCHS, UNREADABLE
 from relume.chaos.outcome import FiredFault
 from relume.chaos.phases import Seen
 from relume.chaos.scenario.catalogue import FAULTS
@@ -29,6 +29,7 @@ from relume.chaos.sim.world.link_rules import Rule
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.throttle import Throttle
 from relume.chaos.sim.world.virtual_loop import NS, Process, VirtualLoop
+from relume.events.wire.notices import DeathNotice
 
 AGAIN_S = 0.1
 ETCD_DOWN_S = 1.0
@@ -386,6 +387,15 @@ class Faults(LogFaults):
         journal = agent._journal
         if not agent.process.context.run(journal.step, self._random.choice(UNREADABLE)):
             raise CannotStrike(f"the log takes nothing of {target} now")
+
+    def _notice_absurd(self, planned: PlannedFault, target: str) -> None:
+        engine, agent = self._engine(target).engine, self._fleet.hosts[target].agent
+        assert engine is not None
+        if agent is None or not agent.process.alive or agent.board is None:
+            raise CannotStrike(f"{target} has no agent that says anything")
+        epoch = self._random.choice(ABSURD_EPOCHS)
+        if not agent.board.send(DeathNotice(epoch, engine.incarnation)):
+            raise CannotStrike(f"no replica listens to the agent of {target}")
 
     def _reports_unreadable(self, planned: PlannedFault, target: str) -> Undo:
         host = self._fleet.hosts[target]

@@ -163,6 +163,7 @@ PROMISES = {
         (
             "unreadable-record",
             "segment-damaged",
+            "stray-keys",
             "reports-unreadable",
             "requests-unusual",
             "clients-gone",
@@ -188,9 +189,9 @@ PROMISES = {
         ("clients-return", "clients-gone", "workers-refuse", "requests-unusual", "storm"),
     ),
     "I26": Promise(
-        "Time is not lost: a notice tells of a death, held blocks are restored, lost holders are replaced, "
-        "and tenants take turns, within bounds.",
-        ("engine-killed-in-decode", "cascade", "holder-killed", "storm"),
+        "Time is not lost: a notice tells of a death and none of a death that was none is believed, held blocks "
+        "are restored, lost holders are replaced, and tenants take turns, within bounds.",
+        ("engine-killed-in-decode", "cascade", "holder-killed", "storm", "notices-absurd"),
     ),
     "I27": Promise(
         "A rolling restart takes one failure domain at a time, leaves workers open, "

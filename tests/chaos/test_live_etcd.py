@@ -26,6 +26,7 @@ from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.log.codec import decode_all
+from relume.events.log.damaged_segment import DamagedSegment
 from relume.events.log.errors import LogUnavailable
 from tests.etcd_server import etcd_binary
 
@@ -155,6 +156,28 @@ async def test_a_member_that_is_cut_from_the_others_loses_its_leadership() -> No
             await undo()
             await etcd.healthy()
             await client.put(b"/a", b"3")
+
+
+@pytest.mark.etcd
+@needs_etcd
+async def test_stray_keys_stand_in_the_streams_of_a_replica_and_of_the_leader() -> None:
+    async with Etcd(1) as etcd:
+        config = EtcdConfig(endpoints=etcd.endpoints)
+        struck = faults(etcd=etcd, prefix=config.prefix)
+        async with EtcdLog(config) as log, log.writer("fleet") as writer:
+            writer.append(v.Tick(0, 0))
+            await writer.flush(5)
+            undo, detail = await struck.strike(planned("stray-key"), ["r1"])
+            assert undo is None and detail.endswith("of r.r1, fleet")
+            reader, seen = log.reader(), list[DamagedSegment]()
+            reader.on_damage = seen.append
+            assert [g for g in await reader.read() if g.segments], "what stands before it is read"
+            assert {(one.stream, one.seq > 1 << 40) for one in seen} == {
+                ("r.r1", True),
+                ("fleet", True),
+            }
+            writer.append(v.Tick(1, 0))
+            await writer.flush(5)
 
 
 @pytest.mark.etcd

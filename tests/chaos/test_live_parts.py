@@ -182,6 +182,28 @@ async def test_a_torn_link_breaks_the_next_frame_and_nothing_else() -> None:
     server.close()
 
 
+async def test_a_link_sends_what_its_target_has_not_sent() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with Link(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as link:
+        assert link.send(b"to no client") == 0
+        ends = [await asyncio.open_connection("127.0.0.1", link.port) for _ in range(2)]
+        for reader, writer in ends:
+            writer.write(b"mine")
+            assert await reader.readexactly(4) == b"mine"
+        assert link.send(b"forged") == 2
+        for reader, writer in ends:
+            assert await reader.readexactly(6) == b"forged"
+            writer.close()
+            await reader.read()
+        while link.send(b"to no client"):
+            await asyncio.sleep(0.01)
+    server.close()
+
+
 async def test_a_fixed_number_of_starts_of_one_worker_fails(tmp_path: Path) -> None:
     orders: list[dict[str, Any]] = []
 

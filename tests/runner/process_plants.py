@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from relume.controlplane.replica import death_notices
+from relume.controlplane.replica.death_notices import NoticeWatch
 from relume.controlplane.replica.loop import Replica
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.engine_shim.agent.effects import EffectRunner
@@ -17,6 +19,7 @@ from relume.events.log import damaged_segment
 from relume.events.log.codec import UnreadableRecord
 from relume.events.log.errors import BrokenChain
 from relume.events.vocabulary.enums import EffectKind, RouteCause
+from relume.events.wire.notices import DeathNotice
 
 Set = Callable[[Any, str, Any], None]
 
@@ -37,12 +40,34 @@ def _damage_ends_replicas(patch: Set) -> None:
     """a segment that cannot be read ends each replica, also one of a worker's stream"""
     for module in (damaged_segment, log_reader, scan):
         patch(module, "may_be_skipped", lambda stream: False)
+    _stray_keys_end_replicas(patch)
+
+
+def _stray_keys_end_replicas(patch: Set) -> None:
+    """a key that is no segment ends each replica, also far ahead of what is written"""
 
     async def is_stray(self: scan.Scan, *key: object) -> bool:
         return False
 
     patch(log_reader, "is_stray", lambda seq, last: False)
     patch(scan.Scan, "_is_stray", is_stray)
+
+
+def _absurd_notices_believed(patch: Set) -> None:
+    """a notice of a death is believed, whatever its epoch is"""
+    patch(death_notices, "refusal", lambda *given: "")
+
+
+def _refused_notice_hides_death(patch: Set) -> None:
+    """a replica that refused a notice of an engine ignores later ones of it"""
+    died = NoticeWatch.died
+
+    def noted(self: NoticeWatch, name: str, notice: DeathNotice) -> str:
+        if why := died(self, name, notice):
+            self._noticed[name] = notice.incarnation
+        return why
+
+    patch(NoticeWatch, "died", noted)
 
 
 def _orders_for_others(patch: Set) -> None:
@@ -99,6 +124,9 @@ def _drained_streams_wait(patch: Set) -> None:
 BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
     ("I20", "unreadable-record 0", _record_ends_replicas),
     ("I12", "segment-damaged 0", _damage_ends_replicas),
+    ("I12", "stray-keys 0", _stray_keys_end_replicas),
+    ("I26", "notices-absurd 0", _absurd_notices_believed),
+    ("I26", "notices-absurd 0", _refused_notice_hides_death),
     ("I20", "rolling-restart 0", _orders_for_others),
     ("I20", "reports-unreadable 0", _unread_engine_is_ended),
     ("I20", "rolling-restart 0", _drained_streams_wait),

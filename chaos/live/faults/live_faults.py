@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-from relume.chaos.damaged_bytes import UNREADABLE
+from relume.chaos.damaged_bytes import ABSURD_EPOCHS, UNREADABLE
 from relume.chaos.live.errors import CannotStrike
 from relume.chaos.live.failpoint_server import FailpointError
 from relume.chaos.live.faults import daemon_memory as memory
@@ -28,6 +28,7 @@ from relume.chaos.live.processes import signals
 from relume.chaos.live.processes.fleet_host import Host
 from relume.chaos.scenario.schedule import PlannedFault
 from relume.events.failpoints.points import Action, Failpoint
+from relume.events.wire.notices import DeathNotice
 
 
 class Faults(LogFaults):
@@ -199,6 +200,18 @@ class Faults(LogFaults):
             except (FailpointError, OSError) as error:
                 raise CannotStrike(f"the agent of {worker} takes no report: {error}") from None
         return None, ", ".join(f"{worker}: {record!r}" for worker, record in written.items())
+
+    async def _notice_absurd(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        sent = {}
+        for worker in targets:
+            known = self._watch.fleet.workers.get(worker)
+            if known is None:
+                raise CannotStrike(f"the log names no engine of {worker}")
+            notice = DeathNotice(self._rng.choice(ABSURD_EPOCHS), known.incarnation)
+            if not self._host.gateway_links[worker][1].send(notice.line()):
+                raise CannotStrike(f"no replica listens to the agent of {worker}")
+            sent[worker] = notice
+        return None, ", ".join(f"{w}: epoch {n.epoch}" for w, n in sent.items())
 
     async def _reload_fails(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         assert self._host.forks is not None

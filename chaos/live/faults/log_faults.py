@@ -31,6 +31,8 @@ Struck = tuple[Undo | None, str]
 
 AHEAD = 4
 """How far ahead of its last segment a worker's stream is damaged: nothing is being written there yet."""
+STRAY = 1 << 40
+"""Smallest number of a stray key: no writer comes to it."""
 REVOKE_S = 0.25
 """Period in which leases end that a fast clock of etcd would have ended."""
 RESTART_S = 0.5
@@ -155,6 +157,18 @@ class LogFaults:
         except LogError as error:
             raise CannotStrike(str(error)) from None
         return None, ", ".join(f"{worker}: segment {number}" for worker, number in put.items())
+
+    async def _stray_key(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        config = EtcdConfig(endpoints=tuple(self._host.etcd.endpoints), prefix=self._host.prefix)
+        number = STRAY + self._rng.randrange(STRAY)
+        streams = (*(f"r.{replica}" for replica in targets), "fleet")
+        try:
+            async with EtcdLog(config, "chaos") as log:
+                for stream in streams:
+                    await log.client.put(Keys(config.prefix).segment(stream, number), b"no segment")
+        except LogError as error:
+            raise CannotStrike(str(error)) from None
+        return None, f"segment {number} of {', '.join(streams)}"
 
     # --- clocks -----------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class Link:
         self._ways = {"to": asyncio.Event(), "fro": asyncio.Event()}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._near: set[asyncio.StreamWriter] = set()
         self.mend()
 
     @property
@@ -73,6 +74,13 @@ class Link:
         the first `after(bytes)` of the bytes read."""
         self._tear = after
 
+    def send(self, data: bytes) -> int:
+        """Bytes that the target has not sent go back on each connection, between two that it has. Returns
+        on how many."""
+        for writer in self._near:
+            writer.write(data)
+        return len(self._near)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Relay a connection that was accepted."""
         task = asyncio.current_task()
@@ -104,14 +112,17 @@ class Link:
             asyncio.create_task(self._pipe("to", reader, far_writer)),
             asyncio.create_task(self._pipe("fro", far_reader, writer)),
         ]
+        self._near.add(writer)
         try:
             await asyncio.wait(pipes, return_when=asyncio.FIRST_COMPLETED)
+            self._near.discard(writer)
             with contextlib.suppress(OSError):
                 for side in (writer, far_writer):
                     if side.can_write_eof():
                         side.write_eof()
             await asyncio.wait(pipes, timeout=0.5)
         finally:
+            self._near.discard(writer)
             for pipe in pipes:
                 pipe.cancel()
             await asyncio.gather(*pipes, return_exceptions=True)

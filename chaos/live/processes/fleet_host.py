@@ -34,6 +34,7 @@ _BLOCKS = ("stream-loss", "stream-duplicate", "stream-reorder")
 _REPLICA_CUTS = frozenset(("replica-cut", "replica-calls-lost", "replica-answers-lost"))
 _CLOCKS = frozenset(("clock-jump", "clock-back", "clock-drift"))
 _REPLICA_CLOCKS = frozenset(f"replica-{fault}" for fault in _CLOCKS)
+_GATEWAY_LINKS = frozenset(("frame-cut", "notice-absurd"))
 _BY_FAILPOINT = ("engine-errors", "record-unreadable")
 NEVER = ("--snapshot-every-s", "1000000", "--snapshot-every-revisions", "100000000")
 """Flags that keep the whole log of a run in etcd, unless etcd is full."""
@@ -99,7 +100,7 @@ class Host(LocalFleet):
         for index, name in enumerate(self.schedule.workers):
             if "etcd" in peers:
                 self.etcd_links[name] = await self._linked_to_etcd()
-            if "gateway" in peers or "frame-cut" in whats:
+            if "gateway" in peers or whats & _GATEWAY_LINKS:
                 host = f"127.0.1.{index + 1}"
                 self._ports[name] = free_port(), free_port()
                 links = [Link(f"127.0.0.1:{port}", host, port) for port in self._ports[name]]

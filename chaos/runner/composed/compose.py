@@ -18,6 +18,7 @@ from relume.chaos.runner.composed.compose_disorder import (
     small_limits,
 )
 from relume.chaos.runner.composed.compose_faults import (
+    ABSURD,
     ANSWERS,
     DAMAGED,
     ERRORS,
@@ -25,9 +26,11 @@ from relume.chaos.runner.composed.compose_faults import (
     FRAMES,
     GARBLED,
     SLOW,
+    STRAY,
     STUCK,
     TERMINATE,
     UNREADABLE,
+    absurd,
     at_effects,
     damaged,
     drawn_fault,
@@ -37,6 +40,7 @@ from relume.chaos.runner.composed.compose_faults import (
     of_errors,
     of_frames,
     slow_link,
+    stray,
     stuck_streams,
     terminated,
     unreadable,
@@ -85,7 +89,7 @@ _PATHS = (
 
 _APART = (
     SLOW, *_LATER, *FRAMES, *ANSWERS, ERRORS, STUCK, _FLIPPED, _UNSEEN, UNREADABLE, GARBLED,
-    TERMINATE, DAMAGED, *_PATHS,
+    TERMINATE, DAMAGED, STRAY, ABSURD, *_PATHS,
 )  # fmt: skip
 
 _IN_RECOVERY = (
@@ -135,6 +139,8 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *nobody_left(seed, without),
         *unreadable(seed, without),
         *damaged(seed, without),
+        *stray(seed, without),
+        *absurd(seed, without),
         *garbled(seed, fleet, without),
         *terminated(seed, without),
         *stuck_streams(seed, fleet, without),

@@ -30,6 +30,7 @@ STUCK = "stream-stuck"
 UNREADABLE, GARBLED = "record-unreadable", "reports-unreadable"
 
 TERMINATE, DAMAGED = "agent-terminate", "segment-damaged"
+STRAY, ABSURD = "stray-key", "notice-absurd"
 
 _AMOUNTS = {
     "worker-slow": (2.0, 20.0), "reload-fails": (1, 3), "block-corrupt": (1, 32),
@@ -143,6 +144,24 @@ def damaged(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
     if rng.random() >= 1 / 20 or DAMAGED in without:
         return ()
     return (Fault(what=DAMAGED, when=When(at_s=at_s), target="any"),)
+
+
+def stray(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of twenty-five seeds, stray keys stand in streams of replicas. Drawn separately, as above."""
+    rng = Random(f"compose-stray:{seed}")
+    at_s, target = round(rng.uniform(0.5, 8), 3), rng.choice(("any", "leader", "all"))
+    if rng.random() >= 1 / 25 or STRAY in without:
+        return ()
+    return (Fault(what=STRAY, when=When(at_s=at_s), target=target),)
+
+
+def absurd(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
+    """In one of twenty-five seeds, absurd notices come. Drawn separately, as above."""
+    rng = Random(f"compose-absurd:{seed}")
+    times = [round(rng.uniform(0.5, 8), 3) for _ in range(rng.choice((1, 1, 3)))]
+    if rng.random() >= 1 / 25 or ABSURD in without:
+        return ()
+    return tuple(Fault(what=ABSURD, when=When(at_s=at_s), target="any") for at_s in times)
 
 
 def garbled(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:

@@ -22,6 +22,8 @@ DEFRAGMENT_S = 2.0
 """For how long a member that defragments answers nothing: about 1 GB."""
 REPLACE_S = 4.0
 """Time from the end of a member to the start of the one that replaces it."""
+STRAY = 1 << 20, 1 << 40
+"""How far ahead of a stream's last segment a stray key stands: no writer comes to it."""
 DRIFT_STEP_S = 0.1
 """Period in which a drifting clock is moved."""
 
@@ -116,6 +118,11 @@ class LogFaults:
     def _segment_damaged(self, planned: PlannedFault, target: str) -> None:
         if not self._fleet.etcd.damage(f"w.{target}", self._random.randint(1, 4)):
             raise CannotStrike("etcd has no leader")
+
+    def _stray_key(self, planned: PlannedFault, target: str) -> None:
+        for stream in (f"r.{target}", "fleet"):
+            if not self._fleet.etcd.damage(stream, self._random.randint(*STRAY)):
+                raise CannotStrike("etcd has no leader")
 
     def _etcd_clock_jump(self, planned: PlannedFault, target: str) -> None:
         if target != self._fleet.etcd.leader_name:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from relume.chaos.validators.promises.service.i26_lost_speed import check
 from relume.chaos.validators.strikes import THE_LOG, Strike
+from relume.controlplane.replica.death_notices import SEEN_DEAD
 from relume.events import vocabulary as v
 from tests.policies.story import (
     MODEL,
@@ -69,6 +70,36 @@ def test_a_replica_that_is_as_young_as_the_kill_is_not_asked() -> None:
     log.at_ms = 9000
     log.tell("r.r1", v.ReplicaStarted(replica="r1", boot="b", host="", port=1, pid=1))
     assert "r.r1" not in found(log, KILLED)
+
+
+def believed(at_ms: int, *, is_dead: bool = False) -> Story:
+    """r0 suspects the engine of w0 by a notice after 10 s, and it reports a step then."""
+    log = short()
+    log.at_ms = 10_000
+    log.tell("r.r0", v.WorkerSuspected("w0", 1, SEEN_DEAD))
+    log.at_ms = at_ms
+    log.tell("w.w0", engine_step())
+    if is_dead:
+        log.tell("w.w0", died())
+    return log
+
+
+def test_a_notice_that_is_believed_though_the_engine_lives_is_named() -> None:
+    """Also in a real run, whose faults are not all known."""
+    lie = "its engine 1 did not die; r.r0 believed a notice that it had"
+    assert lie in found(believed(12_000))
+    assert lie in str(check(believed(12_000).groups, []))
+
+
+def test_what_an_engine_reported_before_it_died_is_no_sign_of_life() -> None:
+    assert found(believed(10_900)) == found(believed(12_000, is_dead=True)) == ""
+
+
+def test_an_absurd_notice_is_no_reason_to_notice_a_death_late() -> None:
+    absurd = replace(KILLED, what="notice-absurd", since_ms=6000, until_ms=6000)
+    assert "r.r0 suspected it never" in found(death(None), KILLED, absurd)
+    stopped = replace(absurd, what="agent-stop")
+    assert found(death(None), KILLED, stopped) == ""
 
 
 # --- restores

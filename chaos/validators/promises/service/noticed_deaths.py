@@ -5,6 +5,8 @@ suspects the engine: at once, before the log says that the engine died and wheth
 there or not. A replica that waits for the log or for its connections is slower, and blind where the
 log is away.
 
+Nor does a replica believe a notice of a death that was none (`believed_lies`).
+
 Exceptions: something else struck the worker or the replica shortly before, or until the bound is
 over; the log was away; the engine was not known as ready, or the replica had only just started.
 """
@@ -15,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from relume.chaos.validators.records import Log, events_of
 from relume.chaos.validators.strikes import FELT_MS, THE_LOG, Strike, is_struck
+from relume.controlplane.replica.death_notices import SEEN_DEAD
 from relume.events import vocabulary as v
 
 BOUND_MS = 1000
@@ -23,6 +26,8 @@ KNOWN_MS = 3000
 """Time after the start of a replica or an engine in which the connection for notices may be new."""
 KILLS = frozenset(("engine-kill", "primary-and-holder-kill"))
 NEVER = 1 << 62
+ABSURD = "notice-absurd"
+"""A fault that disturbs nothing: replicas refuse such notices."""
 Engine = tuple[str, int]
 
 
@@ -48,6 +53,31 @@ def late_deaths(
                 if known_ms > at_ms + BOUND_MS + late_ms.get(stream, 0):
                     took = f"after {known_ms - at_ms} ms" if known_ms < NEVER else "never"
                     yield worker, f"its engine {engine[1]} was killed; {stream} suspected it {took}"
+
+
+def believed_lies(log: Log) -> Iterator[tuple[str, str]]:
+    """Workers whose engine a replica suspected by a notice, although it did not die and reported steps
+    more than `BOUND_MS` later."""
+    suspected: dict[Engine, tuple[str, int]] = {}
+    died: set[Engine] = set()
+    lied: dict[Engine, str] = {}
+    for at in events_of(log):
+        event, kind = at.event, type(at.event)
+        if kind is v.WorkerSuspected and event.reason == SEEN_DEAD:
+            suspected.setdefault((event.worker, event.incarnation), (at.stream, at.at_ms))
+        elif kind is v.EngineDied:
+            died.add((event.worker, event.incarnation))
+        elif kind is v.EngineStep and suspected:
+            engine = at.stream[2:], event.incarnation
+            stream, since_ms = suspected.get(engine, ("", NEVER))
+            if at.at_ms > since_ms + BOUND_MS:
+                lied[engine] = stream
+    for engine, stream in lied.items():
+        if engine not in died:
+            yield (
+                engine[0],
+                f"its engine {engine[1]} did not die; {stream} believed a notice that it had",
+            )
 
 
 class _Known:
@@ -82,6 +112,6 @@ class _Known:
 
 def _is_disturbed(strikes: Sequence[Strike], kill: Strike, name: str) -> bool:
     """Whether something else struck this process, or the log, about then."""
-    others = [strike for strike in strikes if strike is not kill]
+    others = [strike for strike in strikes if strike is not kill and strike.what != ABSURD]
     since_ms, until_ms = kill.since_ms - FELT_MS, kill.since_ms + BOUND_MS
     return is_struck(others, (name, THE_LOG), since_ms, until_ms)
