@@ -25,7 +25,8 @@ from tests.gateway.replica_scene import BODY, TEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = "c79a9ea64074"
-"""The last commit without feature levels."""
+"""The last commit without feature levels. This repository has no tags, so a commit on main names the older
+build: it is in every whole clone. `build_older.sh` takes a tag as well."""
 CREATED = "1700000000"
 TOKENS = 12
 RETURN_S = 0.1
