@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from relume.events.log.errors import (
 )
 from tests.etcd_server import EtcdServer, free_port
 from tests.gateway.peers import Behaviour, Engine, expected_stream
-from tests.gateway.raw_client import RawClient
+from tests.gateway.raw_client import Answer, RawClient
 from tests.gateway.replica_scene import GATEWAY, NEVER, NO_CHECKS, scene, until
 from tests.history.stage import config_for
 
@@ -63,6 +64,46 @@ async def begin_log(etcd: EtcdServer, log: EtcdLog, folder: Path) -> None:
     assert await process.wait() == 0
 
 
+async def serving(
+    etcd: EtcdServer, folder: Path, port: int, drain_s: int
+) -> asyncio.subprocess.Process:
+    """A replica that says in serve.log what it does."""
+    with (folder / "serve.log").open("wb") as out:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "relume.controlplane.cli.relume_command", "serve",
+            "--port", str(port), "--admin-port", "0", "--etcd", etcd.endpoints[0],
+            "--lease-ttl-s", "2", "--tick-ms", "250", "--log-format", "json",
+            "--spool-dir", str(folder / "spool"), "--drain-s", str(drain_s),
+            "--drain-announce-s", "0",
+            "--archive-dir", str(folder / "archive"), stdout=out, stderr=out,
+        )  # fmt: skip
+
+
+async def starts(folder: Path) -> None:
+    """Until the replica serves."""
+    async with asyncio.timeout(60):
+        while '"serving"' not in (folder / "serve.log").read_text():
+            await asyncio.sleep(0.05)
+
+
+async def returned(port: int, headers: str) -> Answer:
+    """What a client that returns to its stream gets, once the replica knows its log."""
+    async with asyncio.timeout(60):
+        while True:
+            async with RawClient(port) as client:
+                client.send("/v1/completions", b"", headers=headers)
+                answer = await client.answer()
+            if b'"code":"log_behind"' not in answer.body:
+                return answer
+            await asyncio.sleep(0.2)
+
+
+async def ended(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
 @pytest.mark.parametrize("restored", [True, False])
 async def test_streams_end_well_and_the_replica_exits_with_the_remedy(
     etcd: EtcdServer, tmp_path: Path, restored: bool
@@ -74,18 +115,10 @@ async def test_streams_end_well_and_the_replica_exits_with_the_remedy(
             await writer.flush(5)
             if restored:
                 etcd.back_up()
-            with output.open("wb") as out:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "relume.controlplane.cli.relume_command", "serve",
-                    "--port", str(port), "--admin-port", "0", "--etcd", etcd.endpoints[0],
-                    "--lease-ttl-s", "2", "--tick-ms", "250", "--log-format", "json",
-                    "--spool-dir", str(tmp_path / "spool"), "--drain-s", "60",
-                    "--archive-dir", str(tmp_path / "archive"), stdout=out, stderr=out,
-                )  # fmt: skip
+            process = await serving(etcd, tmp_path, port, 60)
             try:
+                await starts(tmp_path)
                 async with asyncio.timeout(60):
-                    while '"serving"' not in output.read_text():
-                        await asyncio.sleep(0.05)
                     engine.default = Behaviour(pause_s=0.7)
                     async with RawClient(port) as client:
                         client.send("/v1/completions", BODY, headers="x-request-id: q\r\n")
@@ -100,12 +133,48 @@ async def test_streams_end_well_and_the_replica_exits_with_the_remedy(
                     assert answer.complete and answer.body == WANT, output.read_text()
                     assert await process.wait() == 1
             finally:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
+                await ended(process)
     said = output.read_text()
     assert '"log_replaced_streams_continue"' in said and "relume log begin" in said
     assert "Traceback" not in said, said
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+async def test_a_stream_that_outlasts_the_drain_is_cut(
+    etcd: EtcdServer, tmp_path: Path, resumable: bool
+) -> None:
+    """Its client gets the error of a replica that stops. That of a resumable stream returns, and learns
+    from the new log that its stream is gone."""
+    port = free_port()
+    async with EtcdLog(config_for(etcd), name="test") as log, Engine("w0") as engine:
+        async with log.writer("w.w0") as writer:
+            writer.append(*ready(engine))
+            await writer.flush(5)
+            process = await serving(etcd, tmp_path, port, 2)
+            try:
+                await starts(tmp_path)
+                engine.default = Behaviour(hang_at=200)
+                async with RawClient(port) as client:
+                    head = "x-request-id: q\r\n"
+                    more = "x-relume-resumable: 1\r\n" if resumable else ""
+                    client.send("/v1/completions", BODY, headers=head + more)
+                    while not engine.seen:
+                        await asyncio.sleep(0.05)
+                    etcd.restore()
+                    answer = await client.answer()
+                assert await process.wait() == 1
+                assert '"cut": 1' in (tmp_path / "serve.log").read_text()
+                assert (b'"code":"stopping"' in answer.body, answer.complete) == (
+                    (False, False) if resumable else (True, True)
+                )
+                if resumable:
+                    last = re.findall(rb"id: (\S+)", answer.body)[-1].decode()
+                    process = await serving(etcd, tmp_path, port, 2)
+                    await starts(tmp_path)
+                    gone = await returned(port, f"{head}{more}last-event-id: {last}\r\n")
+                    assert gone.status == 410 and b'"code":"stream_gone"' in gone.body
+            finally:
+                await ended(process)
 
 
 @pytest.mark.parametrize(
