@@ -93,7 +93,7 @@ class CanaryWatch:
         try:
             await self._begin()
             for number in count():
-                await self._until_due(self._schedule.pause_s())
+                await self._until_due(self._schedule.pause_s(number % COUNT))
                 if self._hurried.is_set():
                     self._hurried.clear()
                     for each in range(COUNT):
@@ -164,7 +164,7 @@ class CanaryWatch:
         """Write it into the log, and note what it cost."""
         error = outcome if isinstance(outcome, str) else ""
         answer = CanaryAnswered() if isinstance(outcome, str) else outcome
-        self._schedule.note_cost(answer.took_us)
+        self._schedule.note_cost(number, answer.took_us)
         if not error:
             self._first.setdefault(number, answer)
         self._journal.record(

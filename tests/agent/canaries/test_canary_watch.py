@@ -215,7 +215,7 @@ async def test_no_canary_is_due_before_the_interval_is_over() -> None:
 
 async def test_a_due_canary_waits_for_an_idle_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary_watch, "LOOK_S", 0.001)
-    monkeypatch.setattr(CanarySchedule, "pause_s", lambda self: 0.0)
+    monkeypatch.setattr(CanarySchedule, "pause_s", lambda self, number: 0.0)
     async with watched(right, interval_s=3600.0, busy=True) as (engine, journal):
         async with asyncio.timeout(10):
             await engine.until_looked(5)
@@ -233,27 +233,41 @@ async def test_an_engine_that_is_never_idle_is_asked_too(monkeypatch: pytest.Mon
 
 def test_canaries_keep_to_their_budget_and_interval() -> None:
     schedule = CanarySchedule(30.0, 1000, "w0:1")
-    schedule.note_cost(15_000)
-    pauses = [schedule.pause_s() for _ in range(2000)]
+    schedule.note_cost(0, 15_000)
+    pauses = [schedule.pause_s(0) for _ in range(2000)]
     assert 22.5 <= min(pauses) < 23 and 37 < max(pauses) <= 37.5
     assert 29.5 < sum(pauses) / len(pauses) < 30.5
     assert schedule.patience_s == 15.0
     slow = CanarySchedule(30.0, 1000, "w0:1")
-    slow.note_cost(90_000)
-    assert slow.pause_s() == 90.0, "a thousandth of the time, also for slow canaries"
+    slow.note_cost(0, 90_000)
+    assert slow.pause_s(0) == 90.0, "a thousandth of the time, also for slow canaries"
 
 
 def test_time_in_a_queue_is_no_cost_of_a_canary() -> None:
     schedule = CanarySchedule(30.0, 1000, "w0:1")
     for took_us in (3_000_000, 90_000, 0, 9_900_000):
-        schedule.note_cost(took_us)
-    assert schedule.pause_s() == 90.0, "the shortest of those that were answered"
+        schedule.note_cost(0, took_us)
+    assert schedule.pause_s(0) == 90.0, "the shortest of those that were answered"
+
+
+def test_a_long_canary_has_a_longer_pause_before_it() -> None:
+    """So canaries in turn take no more than the budget in any window after those of the start."""
+    costs = (40_000, 55_000, 70_000, 95_000)
+    schedule = CanarySchedule(30.0, 1000, "w0:1")
+    for number, took_us in enumerate(costs):
+        schedule.note_cost(number, took_us)
+    now_s = spent_us = 0.0
+    for turn in range(400):
+        now_s += schedule.pause_s(turn % COUNT)
+        spent_us += costs[turn % COUNT]
+        assert spent_us <= 1000 * now_s
+    assert schedule.pause_s(COUNT) == 95.0, "as the dearest, if it never answered"
 
 
 def test_an_engine_whose_canaries_always_queue_is_checked_too() -> None:
     schedule = CanarySchedule(30.0, 1000, "w0:1")
-    schedule.note_cost(9_900_000)
-    assert schedule.pause_s() == 600.0
+    schedule.note_cost(0, 9_900_000)
+    assert schedule.pause_s(0) == 600.0
 
 
 async def test_a_slow_answer_does_not_delay_the_next_canary() -> None:
@@ -267,9 +281,9 @@ async def test_a_slow_answer_does_not_delay_the_next_canary() -> None:
 
 
 def test_workers_that_started_together_do_not_stay_together() -> None:
-    first = [CanarySchedule(30.0, 1000, f"w{n}:1").pause_s() for n in range(8)]
+    first = [CanarySchedule(30.0, 1000, f"w{n}:1").pause_s(0) for n in range(8)]
     assert len(set(first)) == 8
-    again = [CanarySchedule(30.0, 1000, f"w{n}:1").pause_s() for n in range(8)]
+    again = [CanarySchedule(30.0, 1000, f"w{n}:1").pause_s(0) for n in range(8)]
     assert first == again
 
 
