@@ -34,7 +34,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "leader": 2,
     "detail": 1,
     "health": 12,
-    "cross_check": 1,
+    "cross_check": 2,
     "degradation": 1,
     "spares": 2,
     "rollout": 3,
@@ -75,6 +75,7 @@ RETAKEN: dict[str, dict[int, str]] = {
         10: "does not judge by the time of canaries; prefix caches keep blocks of a corrupt worker",
         11: "holds of a breaker double also while no other worker can serve",
     },
+    "cross_check": {1: "engines rest after a check, and save nothing before one"},
     "spares": {1: "decides again what is written and not yet folded"},
     "rollout": {
         1: "goes on past workers whose host is lost",

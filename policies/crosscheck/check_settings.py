@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Annotated
 
 from msgspec import Struct
@@ -27,7 +28,7 @@ class CrossCheckConfig(Struct, frozen=True, kw_only=True):
     budget_ppm: Annotated[
         int,
         option(
-            "Maximum share of an engine's time for these answers; disputes do not count",
+            "Maximum share of an engine's time for these answers, saved before each; disputes do not count",
             unit="millionths",
             ge=1,
             le=WHOLE_PPM,
@@ -45,6 +46,12 @@ class CrossCheckConfig(Struct, frozen=True, kw_only=True):
             le=16,
         ),
     ] = 2
+
+
+def is_drawn(request: str, share_ppm: int) -> bool:
+    """Whether the request is one of the share."""
+    draw = int.from_bytes(blake2b(request.encode(), digest_size=8, person=b"check").digest(), "big")
+    return draw % WHOLE_PPM < share_ppm
 
 
 SETTINGS = RecordedSettings("crosscheck.", CrossCheckConfig, CrossCheckConfig(share_ppm=0))

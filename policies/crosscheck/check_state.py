@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 
 class CheckRecord(Struct, kw_only=True):
     """Of one incarnation of a worker. `busy_until`: tick up to which its engine may answer a check;
-    `rests_until_ms`: time of the leader's clock before which it gets no further one.
+    `rests_until_ms`: time of the leader's clock up to which what it saved for checks is spent
+    (`check_budget`); before version 2 of `cross_check`, before which it gets no further one. `is_paid`:
+    the check that it answers is one of the budget (not before that version).
     `disputed`: by request, tick at which an answer of it was found to differ from another engine's;
     `owed`: right answers to canaries that end the doubt about these. `hurried`: tick at which its
     canaries were last due because of one. `outvoted`: by request, tick at which a majority
@@ -20,6 +22,7 @@ class CheckRecord(Struct, kw_only=True):
     owed: int = 0
     hurried: int = -1
     outvoted: dict[str, int] = field(default_factory=dict)
+    is_paid: bool | UnsetType = UNSET
 
 
 class Opinion(Struct, frozen=True):

@@ -1,8 +1,8 @@
 """Which finished request is answered again, and by which engine. Pure: a function of the view.
 
 A request is one of the share by its name, so every replica and every replay draws alike. The engine
-must be of the worker's class, idle, healthy and within its budget; of several, the one that rested
-longest. A worker in doubt, because an answer of it differed before, is compared beyond share and
+must be of the worker's class, idle, healthy and within its budget (`check_budget`); of several, the one
+that has saved longest. A worker in doubt, because an answer of it differed before, is compared beyond share and
 budget: all its requests are answered again, and it answers those of others.
 
 In a dispute the worker itself answers first: if it now agrees with the other one, that was no lasting
@@ -11,12 +11,11 @@ fault. Then others follow.
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 from msgspec import UNSET, Struct, UnsetType
 
 from relume.events.vocabulary.enums import CheckCause, EnginePhase, HealthState
-from relume.policies.crosscheck.check_settings import WHOLE_PPM, config_of
+from relume.policies.crosscheck import check_budget
+from relume.policies.crosscheck.check_settings import config_of, is_drawn
 from relume.policies.crosscheck.check_state import Dispute
 from relume.policies.crosscheck.disputes import has_differed, record_of
 from relume.policies.routing.eligibility import excluded_at
@@ -43,12 +42,6 @@ class CheckChoice(Struct, frozen=True):
     cause: CheckCause
 
 
-def is_drawn(request: str, share_ppm: int) -> bool:
-    """Whether the request is one of the share."""
-    draw = int.from_bytes(blake2b(request.encode(), digest_size=8, person=b"check").digest(), "big")
-    return draw % WHOLE_PPM < share_ppm
-
-
 def cause_of(view: View, finished: FinishedRequest) -> CheckCause | None:
     """Why it is answered again; None: it is not."""
     config = config_of(view)
@@ -68,8 +61,9 @@ def cause_of(view: View, finished: FinishedRequest) -> CheckCause | None:
     return CheckCause.SHARE if is_drawn(finished.request, config.share_ppm) else None
 
 
-def choose(view: View, finished: FinishedRequest) -> CheckChoice | None:
-    """The engine that answers it again now; None: no engine can at present."""
+def choose(view: View, finished: FinishedRequest, by_savings: bool = True) -> CheckChoice | None:
+    """The engine that answers it again now; None: no engine can at present. `by_savings`: as since
+    version 2 of `cross_check`."""
     cause, fleet = cause_of(view, finished), view.fleet
     served = fleet.workers.get(finished.worker)
     if cause is None or served is None:
@@ -90,7 +84,8 @@ def choose(view: View, finished: FinishedRequest) -> CheckChoice | None:
         and _is_idle(view, worker)
         and not excluded_at(view, worker)
     ]
-    fitting = _fitting(view, finished, served, idle, cause)
+    saves = by_savings and check_budget.engines_save(fleet)
+    cause, fitting = _fitting(view, finished, served, idle, cause, saves)
     found = min(
         fitting, key=lambda w: (has_differed(w, fleet.tick), _rest_ms(w), w.name), default=None
     )
@@ -98,21 +93,31 @@ def choose(view: View, finished: FinishedRequest) -> CheckChoice | None:
 
 
 def _fitting(
-    view: View, finished: FinishedRequest, served: Worker, idle: list[Worker], cause: CheckCause
-) -> list[Worker]:
-    """Those of the idle engines that may answer it, for this cause."""
-    tick = view.fleet.tick
+    view: View,
+    finished: FinishedRequest,
+    served: Worker,
+    idle: list[Worker],
+    cause: CheckCause,
+    saves: bool,
+) -> tuple[CheckCause, list[Worker]]:
+    """Those of the idle engines that may answer it, and for which cause: in doubt, a request of the share
+    whose engines are in no doubt is one of the share. `saves`: engines save for it (`check_budget`)."""
+    fleet, tick, config = view.fleet, view.fleet.tick, config_of(view)
     trusted = [worker for worker in idle if _is_trusted(worker)]
     if cause == CheckCause.DISPUTE:
-        return trusted
+        return cause, trusted
     if cause == CheckCause.DOUBT:
         if has_differed(served, tick):
-            return trusted
+            return cause, trusted
         if doubted := [worker for worker in idle if has_differed(worker, tick)]:
-            return doubted
-        if not is_drawn(finished.request, config_of(view).share_ppm):
-            return []
-    return [worker for worker in trusted if _rest_ms(worker) <= view.fleet.tick_unix_ms]
+            return cause, doubted
+        if not is_drawn(finished.request, config.share_ppm):
+            return cause, []
+    if not saves:
+        return cause, [worker for worker in trusted if _rest_ms(worker) <= fleet.tick_unix_ms]
+    name, tokens = finished.request, finished.tokens
+    able = [w for w in trusted if check_budget.has_saved(fleet, w, name, tokens, config)]
+    return CheckCause.SHARE, able
 
 
 def dispute_of(view: View, request: str) -> Dispute | None:
@@ -153,6 +158,6 @@ def _is_trusted(worker: Worker) -> bool:
 
 
 def _rest_ms(worker: Worker) -> int:
-    """Time of the leader's clock up to which it rests."""
+    """Time of the leader's clock up to which it rests, or what it saved is spent."""
     record = record_of(worker)
     return record.rests_until_ms if record is not None else 0

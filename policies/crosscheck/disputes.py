@@ -12,7 +12,9 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from relume.events.vocabulary import CrossCheckDecided, CrossChecked
-from relume.policies.crosscheck.check_settings import WHOLE_PPM, CrossCheckConfig
+from relume.events.vocabulary.enums import CheckCause
+from relume.policies.crosscheck import check_budget
+from relume.policies.crosscheck.check_settings import CrossCheckConfig
 from relume.policies.crosscheck.check_state import CheckRecord, Dispute, Opinion
 from relume.policies.state.fleet import Fleet, Worker
 
@@ -25,6 +27,7 @@ MOST_REQUESTS = 16
 CHECK_TICKS = 60
 """Maximum time of one check; a replica that is gone does not end it."""
 LONGEST_REST_MS = 600_000
+"""Before version 2 of `cross_check`."""
 HURRY_TICKS = 30
 """Canaries of one worker are sent at once so often at most: damage that they do not see brings one
 dispute after another."""
@@ -44,6 +47,8 @@ def begin(fleet: Fleet, event: CrossCheckDecided) -> None:
     """An engine answers a request again."""
     if (record := _record(fleet, event.by, event.by_incarnation)) is not None:
         record.busy_until = fleet.tick + CHECK_TICKS
+        if check_budget.engines_save(fleet):
+            record.is_paid = event.cause == CheckCause.SHARE
 
 
 def take(fleet: Fleet, event: CrossChecked, config: CrossCheckConfig) -> list[Worker]:
@@ -51,8 +56,12 @@ def take(fleet: Fleet, event: CrossChecked, config: CrossCheckConfig) -> list[Wo
     record = _record(fleet, event.by, event.by_incarnation)
     if record is not None:
         record.busy_until = -1
-        rest_ms = event.took_us * WHOLE_PPM // max(config.budget_ppm, 1) // 1000
-        record.rests_until_ms = fleet.tick_unix_ms + min(rest_ms, LONGEST_REST_MS)
+        if isinstance(record.is_paid, UnsetType):
+            rest_ms = check_budget.saving_ms(event.took_us, config)
+            record.rests_until_ms = fleet.tick_unix_ms + min(rest_ms, LONGEST_REST_MS)
+        elif record.is_paid:
+            check_budget.spend(record, event.took_us, fleet.tick_unix_ms, config)
+            record.is_paid = False
     if event.error:
         return []
     disputes = {} if isinstance(fleet.disputes, UnsetType) else fleet.disputes
@@ -231,5 +240,6 @@ def _record(fleet: Fleet, name: str, incarnation: int) -> CheckRecord | None:
         return None
     record = record_of(worker)
     if record is None:
-        record = worker.checks = CheckRecord(incarnation=incarnation)
+        spent_ms = fleet.tick_unix_ms if check_budget.engines_save(fleet) else 0
+        record = worker.checks = CheckRecord(incarnation=incarnation, rests_until_ms=spent_ms)
     return record

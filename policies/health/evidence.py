@@ -37,7 +37,7 @@ from relume.events.vocabulary.enums import (
     RolloutStage,
 )
 from relume.policies.canary import answers
-from relume.policies.crosscheck import disputes
+from relume.policies.crosscheck import check_budget, disputes
 from relume.policies.health import canary_evidence, cross_check_evidence, pace, prefix_caches
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_settings import MOST_ERRORS
@@ -308,6 +308,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
         else:
             _fade_evidence(fleet, worker, health, config.window_ticks)
     disputes.expire(fleet)
+    check_budget.begin_saving(fleet)
     review_all(fleet, review)
 
 

@@ -433,9 +433,10 @@ class Fleet(Struct, dict=True, kw_only=True):
     ended, and the tokens they saved. `detail`: of the engines' steps in the log, full or shed.
     `steptimes`: by class of worker. `withheld`: by model, workers against which verdicts are withheld
     (unset before the first); `canaries`: by class, the golden values; `disputes`: by request, those
-    about answers; `demand`: by model, where degradation is decided; `spares`: by model, where there are
-    any; `rollout`: the last rolling restart; `feature_level`: unset before the first raise
-    (`relume.policies.leader.feature_level`).
+    about answers; `finished`: by request, prompt tokens of the latest requests that may be answered
+    again (`relume.policies.crosscheck.check_budget`); `demand`: by model, where degradation is decided;
+    `spares`: by model, where there are any; `rollout`: the last rolling restart; `feature_level`: unset
+    before the first raise (`relume.policies.leader.feature_level`).
     `unacknowledged` (`unheard` in snapshots): see
     `relume.policies.state.lifecycles.unacknowledged`. What is no field
     (`relume.policies.state.dirty_set`) is no part of the state.
@@ -477,6 +478,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     rollout: Rollout | UnsetType = UNSET
     feature_level: int | UnsetType = UNSET
     spares: dict[str, ModelSpares] | UnsetType = UNSET
+    finished: dict[str, int] | UnsetType = UNSET
 
 
 _UNTOLD = Cached()

@@ -16,7 +16,7 @@ from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import RequestOutcome
 from relume.policies.degradation import decisions, demand
-from relume.policies.health import evidence
+from relume.policies.health import cross_check_evidence, evidence
 from relume.policies.leader import feature_level
 from relume.policies.liveness.suspicious import SUSPICIOUS
 from relume.policies.rollout import rollout_records
@@ -274,6 +274,7 @@ def _on_request_ended(fleet: Fleet, stream: str, epoch: int, event: v.RequestEnd
         if event.outcome == RequestOutcome.COMPLETED:
             evidence.succeeded(fleet, request)
             demand.completed(fleet, request.model, event)
+            cross_check_evidence.completed(fleet, request, event)
     unacknowledged.ended(fleet, event.request)
     coverage.forget(fleet, event.request)
     evidence.ended(fleet, event, _with_last(fleet, request, event, places))

@@ -157,7 +157,8 @@ def _check_cross_check(
         answer=event.answer,
     )
     recorded = CheckChoice(event.by, event.by_incarnation, event.cause)
-    if (found := choose(view, finished)) != recorded:
+    by_savings = version_of(view, "cross_check") > 1
+    if (found := choose(view, finished, by_savings)) != recorded:
         place = event.basis.revision, stream, position
         verdict.differ(*place, "decision", recorded, found)
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import CheckCause
+from relume.events.vocabulary.enums import CheckCause, Guarantee, RequestOutcome
 from relume.policies.crosscheck.choice import CheckChoice, FinishedRequest, choose
 from relume.policies.state.overlay.view import View
 from tests.policies.health.led_fleet import LedFleet
+from tests.policies.story import arrived, decided
 
 RIGHT, WRONG, OTHER = b"right...", b"wrong...", b"other..."
 ALL = 1_000_000
 
 
 class CheckedFleet(LedFleet):
-    """Every request is of the share, unless another one is set."""
+    """Every request is of the share, and checks have no budget, unless others are set."""
 
-    def __init__(self, workers: int = 3, share_ppm: int = ALL, **more: int) -> None:
+    def __init__(
+        self, workers: int = 3, share_ppm: int = ALL, budget_ppm: int = ALL, **more: int
+    ) -> None:
         super().__init__(workers, **more)
         self.set("share_ppm", share_ppm)
+        self.set("budget_ppm", budget_ppm)
         self._checks = 0
 
     def set(self, key: str, value: int) -> None:
@@ -31,11 +35,27 @@ class CheckedFleet(LedFleet):
             request=name, worker=worker, incarnation=incarnation, tokens=tokens, answer=RIGHT
         )
 
+    def served(
+        self, worker: str = "w0", name: str = "q", prompt: int = 40, tokens: int = 8
+    ) -> FinishedRequest:
+        """The same, in the log."""
+        incarnation = self.fleet.workers[worker].incarnation
+        chosen = decided(name, worker=worker, incarnation=incarnation)
+        self.tell("r.r0", arrived(name, prompt), chosen)
+        end = v.RequestEnded(
+            request=name, outcome=RequestOutcome.COMPLETED, status=200, tokens=tokens,
+            finish="length", attempts=1, verdict=Guarantee.EXACT,
+        )  # fmt: skip
+        self.tell("r.r0", end)
+        return self.finished(worker, name, tokens)
+
     def choice(self, finished: FinishedRequest) -> CheckChoice | None:
         """By the view of r0."""
         return choose(View("r.r0", self.fleet), finished)
 
-    def begin(self, finished: FinishedRequest, by: str) -> v.CrossCheckDecided:
+    def begin(
+        self, finished: FinishedRequest, by: str, cause: CheckCause = CheckCause.SHARE
+    ) -> v.CrossCheckDecided:
         """`by` is to answer it again."""
         self._checks += 1
         event = v.CrossCheckDecided(
@@ -46,7 +66,7 @@ class CheckedFleet(LedFleet):
             incarnation=finished.incarnation,
             by=by,
             by_incarnation=self.fleet.workers[by].incarnation,
-            cause=CheckCause.SHARE,
+            cause=cause,
             tokens=finished.tokens,
             answer=finished.answer,
         )
