@@ -35,6 +35,7 @@ from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.log import codec
 from relume.events.vocabulary.enums import FailureClass, HealthState
+from relume.policies.crosscheck.check_settings import CrossCheckConfig
 
 DESCRIPTION = "how often a worker that is well is judged ill, live and over simulated hours"
 ETCD_AWAY_S = 20.0
@@ -143,7 +144,10 @@ def scenario_of(hours: float) -> Scenario:
     return Scenario(
         name="well",
         about="Nothing fails.",
-        fleet=Fleet(workers=4, domains=2, control_planes=2, etcd=3, canary_s=CANARY_S),
+        fleet=Fleet(
+            workers=4, domains=2, control_planes=2, etcd=3, canary_s=CANARY_S,
+            cross_checks=msgspec.to_builtins(CrossCheckConfig()),
+        ),
         traffic=Traffic(
             arrivals=Poisson(1 / EVERY_S),
             lengths=Uniform(prompt=(16, 400), output=(16, 200)),
@@ -151,7 +155,7 @@ def scenario_of(hours: float) -> Scenario:
         ),
         faults=tuple(troubles),
         expect=(),
-    )
+    )  # fmt: skip
 
 
 def simulated(hours: float) -> tuple[Counter[str], int, float, str]:
