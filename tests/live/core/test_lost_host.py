@@ -1,6 +1,7 @@
 """A host is lost while the engines of its model are restarted one after the other.
 
-Not `core`: it takes 30 to 40 s, and the budget of `make test` is spent.
+Not `core`: it waits for a lease that lapses and for the start of two engines, and the budget of `make test`
+is spent.
 """
 
 from __future__ import annotations
