@@ -10,7 +10,7 @@ import pytest
 from relume.chaos.bench import __main__ as runner
 from relume.chaos.bench import against
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def figures(**values: tuple[float, str]) -> against.Figures:
