@@ -22,6 +22,7 @@ import asyncio
 import random
 import tempfile
 import time
+from collections import Counter
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from relume.chaos.bench.failover.failover_parts import until
 from relume.chaos.bench.failover.simulated_checks import default_share
 from relume.chaos.live.faults import flipped_weights
 from relume.controlplane.local.local_fleet import FleetOptions, LocalFleet
+from relume.engine_shim.canary_prompts import COUNT
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EnginePhase, HealthState, RequestOutcome
 from relume.policies.crosscheck.check_settings import CrossCheckConfig
@@ -253,6 +255,8 @@ async def _measured(
         log = await followed(stack, fleet)
         await stack.enter_async_context(ShortLoad(fleet.gateways[0]))
         await asyncio.sleep(SETTLE_S)
+        if not agent:  # canaries of the start are not part of the budget
+            await until(partial(_are_begun, log), "each engine has answered all canaries")
         began, known = time.monotonic(), len(log.happened)
         rate = await _rate(log, seconds)
         spent: dict[type, Spent] = {v.CrossChecked: {}, v.CanaryReported: {}}
@@ -267,6 +271,12 @@ async def _measured(
             shown = ", ".join(f"{us / 1000:.0f} ms at {at:.0f} s" for at, us in took)
             print(f"{kind.__name__} of {name}: {shown}", flush=True)
     return rate, spent
+
+
+def _are_begun(log: StepLog) -> bool:
+    """Whether each engine has answered the canaries of its start."""
+    answered = Counter(e.worker for _, e in log.happened if type(e) is v.CanaryReported)
+    return all(answered[name] >= COUNT for name in log.fleet.workers)
 
 
 def _share(spent: Spent, seconds: float, engines: int) -> float:
