@@ -75,31 +75,6 @@ class RankProgress(KVConnectorWorkerMetadata):
         return RankProgress(reached, tuple(sorted({*self.lost, *other.lost})))
 
 
-class TensorCache:
-    """The rank's paged cache as flat host memory, one tensor a layer."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Raises Unshapeable when a block of a layer is not one contiguous piece."""
-        self._layers: list[memoryview] = []
-        for name, tensor in tensors.items():
-            if not tensor.is_contiguous():
-                raise Unshapeable(f"{name}: the blocks are not contiguous")
-            flat = tensor.view(torch.uint8).reshape(tensor.shape[0], -1)
-            self._layers.append(memoryview(flat.numpy()).cast("B"))
-            self.piece_bytes = flat.shape[1]
-            self.dtype = str(tensor.dtype).removeprefix("torch.")
-        if not self._layers:
-            raise Unshapeable("no KV cache")
-
-    @property
-    def layers(self) -> int:
-        return len(self._layers)
-
-    def pieces(self, block_id: int) -> list[memoryview]:
-        at = block_id * self.piece_bytes
-        return [layer[at : at + self.piece_bytes] for layer in self._layers]
-
-
 def _copies_for(device: torch.device) -> Copies:
     """Raises Unshapeable, RuntimeError."""
     if device.type == "cpu":
@@ -186,16 +161,13 @@ class RelumeConnector(KVConnectorBase_V1, SupportsHMA):
             _report,
         )
 
-    def _cache_of(self, tensors: dict[str, torch.Tensor]) -> TensorCache | StagedCache:
+    def _cache_of(self, tensors: dict[str, torch.Tensor]) -> StagedCache:
         """Raises Unshapeable."""
-        config = self._links
-        on_device = any(getattr(tensor, "is_cpu", True) is False for tensor in tensors.values())
-        if not on_device and not config.staged:
-            return TensorCache(tensors)
-        cache = StagedCache(tensors, self._blocks, _copies_for, config.staging_bytes)
-        inner = interior_of(self._vllm_config, self._spec) if on_device else None
+        cache = StagedCache(tensors, self._blocks, _copies_for, self._links.staging_bytes)
         order = cache.rows.interior
-        if len(order) > 1 if inner is None else order != inner:
+        # vLLM's CPU kernels pack a block: one piece, in no order that a shape shows.
+        packed = cache.rows.device.type == "cpu"
+        if len(order) > 1 if packed else order != interior_of(self._vllm_config, self._spec):
             raise Unshapeable(
                 "blocks that do not lie as vLLM's layout says (the backend divides them?); "
                 "another --block-size or VLLM_KV_CACHE_LAYOUT may help"

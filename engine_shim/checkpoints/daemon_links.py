@@ -31,8 +31,8 @@ class LinkConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     `epoch` is the worker's, `bound_bytes` what may wait on one link before it sheds; 0:
     BOUND_BYTES, and BLOCKS blocks at the least.
 
-    `staged`: a cache in host memory is read and written by copies as one in device memory is
-    (for tests); `staging_bytes`: of one of the buffers for that (`staged_cache`), 0: its own."""
+    `staging_bytes`: size of one buffer between the cache and the links (`staged_cache`); 0: its
+    STAGING_BYTES."""
 
     epoch: int = 0
     secret_file: str = ""
@@ -42,7 +42,6 @@ class LinkConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     bound_bytes: int = 0
     lookup_timeout_s: float = 0.5
     load_timeout_s: float = 5.0
-    staged: bool = False
     staging_bytes: int = 0
 
     @staticmethod

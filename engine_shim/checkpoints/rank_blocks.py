@@ -1,9 +1,8 @@
 """A rank's part of checkpointing: copying full blocks out, and bringing blocks back.
 
-Out: on the engine's thread one copy a block, into buffers the link's thread hashes and
-sends; what does not fit is shed, and reported. In: on a separate thread, into blocks that
-belong to the waiting request alone, while other requests run. A cache that is no memory of
-ours (`staged_saves.StagedCacheProtocol`) is read and written by way of staging memory.
+Out: the engine's thread starts copies into staging memory, from where the links' threads hash
+and send them; what does not fit is shed, and reported. In: on a separate thread, by way of staging
+memory into blocks that belong to the waiting request alone, while other requests run.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ from relume.engine_shim.checkpoints.daemon_links import LinkConfig, Links
 from relume.engine_shim.checkpoints.link.block_stream import (
     BlockIn,
     BlockOut,
-    CacheView,
     LoadResult,
     gather,
     reason_of,
-    scatter,
 )
 from relume.engine_shim.checkpoints.link.peer import Peer
 from relume.engine_shim.checkpoints.link_probe import LinkProbe, SavedBlocks
@@ -58,7 +55,7 @@ class CheckpointRank:
 
     def __init__(
         self,
-        view: CacheView | StagedCacheProtocol,
+        cache: StagedCacheProtocol,
         rank: int,
         config: LinkConfig,
         worker: str,
@@ -66,8 +63,7 @@ class CheckpointRank:
         fingerprint: Fingerprint,
         report: Callable[[Any], None],
     ) -> None:
-        self._staged = view if isinstance(view, StagedCacheProtocol) else None
-        self._view = None if isinstance(view, StagedCacheProtocol) else view
+        self._cache = cache
         self._rank = rank
         self._config = config
         self._incarnation = incarnation
@@ -86,30 +82,18 @@ class CheckpointRank:
         )
         self._readers = Links(config, worker, incarnation, "reader", fingerprint)
         self._probe = LinkProbe(self._readers, rank, incarnation, config.load_timeout_s, report)
-        self._saves: StagedSaves | None = None
-        if self._staged is not None:
-            self._saves = StagedSaves(
-                self._staged, self._writers, self._rows, self._taken, self._refused_for_good
-            )
+        self._saves = StagedSaves(
+            cache, self._writers, self._rows, self._taken, self._refused_for_good
+        )
         self._loads: queue.SimpleQueue[tuple[LoadJob, Begin | None] | None] = queue.SimpleQueue()
         self._loader = threading.Thread(target=self._load_all, name="relume-kv-load", daemon=True)
         self._loader.start()
 
     # --- out ---------------------------------------------------------------------------
 
-    def save(self, job: SaveJob) -> None:
-        """Copies the job's blocks and queues them; returns how far it got."""
-        blocks = self._blocks(job)
-        assert self._view is not None  # staged blocks are saved by `StagedSaves`
-        try:
-            peer = self._writers.peer(job.endpoint)
-            taken = scatter(self._view, blocks, peer)
-        except Unreachable:
-            taken = 0
-        self._taken(job, taken)
-
-    def _blocks(self, job: SaveJob) -> list[BlockOut]:
-        return self._rows(job, 0, job.block_ids)
+    def save_all(self, jobs: list[SaveJob]) -> None:
+        """Starts to save every job after the step that computed its blocks."""
+        self._saves.offer(jobs)
 
     def _rows(self, job: SaveJob, skip: int, ids: Sequence[int]) -> list[BlockOut]:
         """The job's blocks from one on, which lie at `ids`."""
@@ -145,20 +129,9 @@ class CheckpointRank:
             )
         )
 
-    def save_all(self, jobs: list[SaveJob]) -> None:
-        """Saves every job after the step that computed its blocks."""
-        if self._saves is not None:
-            self._saves.offer(jobs)
-            return
-        for job in jobs:
-            self.save(job)
-
     def drop(self, job: DropJob) -> None:
         """After what was saved of the request."""
-        if self._saves is not None:
-            self._saves.then(lambda: self._drop(job))
-        else:
-            self._drop(job)
+        self._saves.then(lambda: self._drop(job))
 
     def _drop(self, job: DropJob) -> None:
         try:
@@ -198,11 +171,10 @@ class CheckpointRank:
     def load(self, job: LoadJob) -> None:
         """Starts to load blocks; `take_loaded` shows when it ended."""
         begin: Begin | None = None
-        if self._staged is not None:
-            try:
-                begin = self._staged.loading()
-            except RuntimeError as error:
-                self._staged.fail(error)
+        try:
+            begin = self._cache.loading()
+        except RuntimeError as error:
+            self._cache.fail(error)
         self._loads.put((job, begin))
 
     def _load_all(self) -> None:
@@ -257,8 +229,6 @@ class CheckpointRank:
             if failpoint_client.active and reported(job.key.request):
                 self._reach_fetch(job)
             peer = self._readers.peer(job.endpoint)
-            if self._view is not None:
-                return gather(self._view, wanted, peer, *whose)
             return self._fetch_staged(wanted, peer, whose, begin)
         except KvStreamError as error:
             return LoadResult(0, 0, reason_of(error))
@@ -277,7 +247,6 @@ class CheckpointRank:
         self, wanted: list[BlockIn], peer: Peer, whose: Whose, begin: Begin | None
     ) -> LoadResult:
         """Nothing is under way to the blocks when it returns."""
-        assert self._staged is not None
         if begin is None:
             return LoadResult(0, 0, "device")
         if self._closing:
@@ -289,7 +258,7 @@ class CheckpointRank:
             finally:
                 loading.finish()
         except RuntimeError as error:
-            self._staged.fail(error)
+            self._cache.fail(error)
             return LoadResult(0, 0, "device")
 
     def take_loaded(self) -> set[str]:
@@ -308,11 +277,9 @@ class CheckpointRank:
         self._closing = True
         self._probe.close()
         self._loads.put(None)
-        if self._saves is not None:
-            self._saves.close()
+        self._saves.close()
         self._writers.close()
         self._readers.close()
-        if self._staged is not None:
-            self._loader.join(STOP_S)
-            self._readers.close()  # one may have been made meanwhile
-            self._staged.close()
+        self._loader.join(STOP_S)
+        self._readers.close()  # one may have been made meanwhile
+        self._cache.close()

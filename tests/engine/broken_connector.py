@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from relume.engine_shim.checkpoints import connector
+from relume.engine_shim.checkpoints.staging.staged_cache import Buffer
 
 
-class _Shifted(connector.TensorCache):
-    """Shows each block's neighbour in its place."""
+class _Shifted(connector.StagedCache):
+    """Copies each block's neighbour in its place."""
 
-    def pieces(self, block_id: int) -> list[memoryview]:
-        return super().pieces(block_id - 1)
+    def begin(self, filled: Sequence[Buffer]) -> None:
+        for buffer in filled:
+            buffer.block_ids = [block_id - 1 for block_id in buffer.block_ids]
+        super().begin(filled)
 
 
 class WrongBlocks(connector.RelumeConnector):
     """In the engine's one process."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        stock, connector.TensorCache = connector.TensorCache, _Shifted
+        stock, connector.StagedCache = connector.StagedCache, _Shifted
         try:
             super().register_kv_caches(kv_caches)
         finally:
-            connector.TensorCache = stock
+            connector.StagedCache = stock
 
 
 class RelumeConnector(WrongBlocks):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from relume.engine_shim.checkpoints.staging.copies import HostCopies
+from relume.engine_shim.checkpoints.staging.staged_cache import StagedCache
+from tests.state_daemon.daemon import Cache
+
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 8, 2, 4, 6
 AXES = {"L": LAYERS, "B": BLOCKS, "H": HEADS, "N": TOKENS, "C": CONTENT}
 HEADS_FIRST = ("LBHNC", "LHBNC", "BLHNC", "BHLNC")
@@ -57,3 +61,13 @@ def image(layout: str, block: int) -> bytes:
             inside = inside.reshape(HEADS, TOKENS, 2, CONTENT // 2).permute(2, 1, 0, 3)
         parts.append(inside.contiguous().numpy().tobytes())
     return b"".join(parts)
+
+
+def staged_over(memory: Cache) -> StagedCache:
+    """That memory as a rank reads and writes it."""
+    tensors = {
+        f"layer{number}": torch.frombuffer(layer, dtype=torch.uint8).view(-1, memory.piece)
+        for number, layer in enumerate(memory.layers)
+    }
+    blocks = len(memory.layers[0]) // memory.piece
+    return StagedCache(tensors, blocks, lambda device: HostCopies())

@@ -18,6 +18,7 @@ from relume.engine_shim.checkpoints.rank_blocks import CheckpointRank
 from relume.events.vocabulary import RestoreDone, RestoreFailed, RestoreStarted
 from relume.events.wire.kv import token_chain
 from tests.engine.fleet import wait_until
+from tests.kv_stream.layouts import staged_over
 from tests.kv_stream.transports import LINKS, SECRET, Fleet, outs, served
 from tests.state_daemon.daemon import (
     Cache,
@@ -98,7 +99,8 @@ def load(
     """Events of the restore into the same places, and the places that failed. The link is
     there until the daemon was `told`."""
     events: list[Any] = []
-    rank = CheckpointRank(target, 0, config, "w1", 1, fingerprint(), events.append)
+    cache = staged_over(target)
+    rank = CheckpointRank(cache, 0, config, "w1", 1, fingerprint(), events.append)
     places = tuple(range(first, found.blocks))
     job = LoadJob(
         engine_id="b-engine",

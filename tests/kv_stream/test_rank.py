@@ -8,6 +8,7 @@ from relume.engine_shim.checkpoints.checkpoint_spec import Key, SaveJob
 from relume.engine_shim.checkpoints.daemon_links import LinkConfig
 from relume.engine_shim.checkpoints.rank_blocks import CheckpointRank
 from tests.engine.fleet import wait_until
+from tests.kv_stream.layouts import staged_over
 from tests.state_daemon.daemon import (
     LAYERS,
     Cache,
@@ -23,7 +24,8 @@ IMAGE_BYTES = LAYERS * 4096 + 16
 
 def rank_of(cache: Cache, **options: object) -> CheckpointRank:
     config = LinkConfig(**options)  # type: ignore[arg-type]
-    return CheckpointRank(cache, 0, config, "w0", 1, fingerprint(), lambda event: None)
+    memory = staged_over(cache)
+    return CheckpointRank(memory, 0, config, "w0", 1, fingerprint(), lambda event: None)
 
 
 def job(daemon: Daemon, request: str, count: int) -> SaveJob:
@@ -55,6 +57,7 @@ def test_a_save_beyond_the_bound_sheds_and_reports_the_first_block_shed(tmp_path
         rank = rank_of(Cache(4), bound_bytes=3 * IMAGE_BYTES)
         daemon.kill()  # nothing is acknowledged, so nothing makes room
         rank.save_all([job(daemon, "first", 3), job(daemon, "second", 1)])
+        wait_until(lambda: rank.saved_blocks + rank.shed_blocks == 4, "each has its fate", 10.0)
         reached, _ = rank.take_progress()
         assert {place[0]: index for place, index in reached.items()} == {"second": 0}
         assert (rank.saved_blocks, rank.shed_blocks) == (3, 1)

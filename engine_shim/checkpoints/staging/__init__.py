@@ -1,1 +1,1 @@
-"""Copies between a KV cache in device memory and host memory."""
+"""Copies between a KV cache, in device or host memory, and staging memory."""

@@ -4,8 +4,7 @@ What runs in the background runs on one of three side streams, in the order in w
 started there; events say when. The engine computes on its own stream: a side stream waits for the
 work queued there so far (`computed`), and it waits for a side stream where it must not overtake
 (`hold`). `cuda_copies` has the implementation for devices. The one here is for caches in host
-memory that are to take the same way: a side stream is a thread, and the engine's stream is the
-engine's thread.
+memory: the engine's stream is the engine's thread, and a side stream is a thread or that one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Protocol
 
@@ -41,8 +40,8 @@ class Copies(Protocol):
     def staging(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory that is copied to and from without the processor."""
 
-    def scratch(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory beside the cache."""
+    def beside(self, staging: torch.Tensor) -> torch.Tensor:
+        """Memory of the same shape beside the cache; `staging` itself where that lies there."""
 
     def computed(self) -> Event:
         """An event after all work queued on the engine's stream so far; on the engine's thread."""
@@ -75,6 +74,18 @@ class _Done:
             raise RuntimeError(str(self._error)) from self._error
 
 
+@torch.inference_mode()
+def _do(work: Callable[[], None], after: Event | None, done: _Done) -> None:
+    try:
+        if after is not None:
+            after.synchronize()
+        work()
+    except Exception as error:  # reported by the event
+        done.reach(error)
+    else:
+        done.reach()
+
+
 class _SideThread:
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], None], Event | None, _Done] | None]
@@ -87,18 +98,9 @@ class _SideThread:
         self._work.put((work, after, done))
         return done
 
-    @torch.inference_mode()
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            work, after, done = item
-            try:
-                if after is not None:
-                    after.synchronize()
-                work()
-            except Exception as error:  # reported by the event
-                done.reach(error)
-            else:
-                done.reach()
+            _do(*item)
 
     def close(self) -> None:
         self._work.put(None)
@@ -106,15 +108,19 @@ class _SideThread:
 
 
 class HostCopies:
-    """For a cache in host memory."""
+    """For a cache in host memory. What goes a way of `at_once` is done by the thread that starts it:
+    the engine waits for reads anyway, and what is read is on the host already."""
 
-    def __init__(self) -> None:
-        self._sides = {way: _SideThread(f"relume-kv-{way.value}") for way in Way}
+    def __init__(self, at_once: Collection[Way] = (Way.READ, Way.OUT)) -> None:
+        self._sides = {
+            way: _SideThread(f"relume-kv-{way.value}") for way in Way if way not in at_once
+        }
 
     def staging(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty((rows, width), dtype=dtype)
 
-    scratch = staging
+    def beside(self, staging: torch.Tensor) -> torch.Tensor:
+        return staging  # torch copies nothing from a view to the same view
 
     def computed(self) -> Event:
         done = _Done()
@@ -122,7 +128,11 @@ class HostCopies:
         return done
 
     def start(self, way: Way, work: Callable[[], None], after: Event | None = None) -> Event:
-        return self._sides[way].start(work, after)
+        if (side := self._sides.get(way)) is not None:
+            return side.start(work, after)
+        done = _Done()
+        _do(work, after, done)
+        return done
 
     def hold(self, event: Event) -> None:
         with contextlib.suppress(RuntimeError):  # for the thread that waits for the copy

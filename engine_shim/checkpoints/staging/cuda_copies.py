@@ -25,8 +25,8 @@ class CudaCopies:
     def staging(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty((rows, width), dtype=dtype, pin_memory=True)
 
-    def scratch(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty((rows, width), dtype=dtype, device=self._device)
+    def beside(self, staging: torch.Tensor) -> torch.Tensor:
+        return torch.empty(staging.shape, dtype=staging.dtype, device=self._device)
 
     def computed(self) -> Event:
         return self._recorded(torch.cuda.current_stream(self._device))

@@ -1,4 +1,4 @@
-"""A rank's KV cache that is read and written by copies: in device memory, or as if it were.
+"""A rank's KV cache, read and written by copies, in device memory and in host memory alike.
 
 Out: blocks are gathered into one piece of memory beside the cache (DéjàVu's buffered copies),
 which costs the device little, and go to host memory from there by one transfer. In: blocks are
@@ -36,11 +36,9 @@ class Buffer:
         self._host = [
             copies.staging(capacity, region.width, torch.uint8) for region in cache.regions
         ]
-        self._near = [
-            copies.scratch(capacity, region.width, torch.uint8) for region in cache.regions
-        ]
-        self._ids_host = copies.staging(1, capacity, torch.int64)[0]
-        self._ids_near = copies.scratch(1, capacity, torch.int64)[0]
+        self._near = [copies.beside(host) for host in self._host]
+        ids = copies.staging(1, capacity, torch.int64)
+        self._ids_host, self._ids_near = ids[0], copies.beside(ids)[0]
         self._views = [
             (memoryview(host.numpy()).cast("B"), region.width)
             for host, region in zip(self._host, cache.regions, strict=True)

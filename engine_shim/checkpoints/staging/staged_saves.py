@@ -1,4 +1,4 @@
-"""Checkpoints of a cache that only copies can read: out by way of staging memory.
+"""Checkpoints of a rank's cache, out by way of staging memory.
 
 Theory of operation. When a step's work has been given to the device, the blocks it fills are
 copied: side by side within the device, then in one transfer to pinned host memory. The engine's
@@ -18,7 +18,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from relume.engine_shim.checkpoints.checkpoint_spec import SaveJob
 from relume.engine_shim.checkpoints.daemon_links import Links
@@ -50,7 +50,6 @@ class Loading(CacheView, Protocol):
         """Waits until all that landed is in the cache, or never will be. Raises RuntimeError."""
 
 
-@runtime_checkable
 class StagedCacheProtocol(Protocol):
     """A cache that is read and written by copies. `failed`: why it stopped; empty while it
     works."""

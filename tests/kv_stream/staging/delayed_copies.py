@@ -89,9 +89,15 @@ class UnderWay:
 
 
 class HeldHost(HostCopies):
+    """As a device has it: all side streams run beside the engine, and memory beside the cache is
+    not the staging memory."""
+
     def __init__(self, held: Held) -> None:
-        super().__init__()
+        super().__init__(at_once=())
         self.held = held
+
+    def beside(self, staging: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(staging, 0x55)
 
     def start(self, way: Way, work: Callable[[], None], after: Event | None = None) -> Event:
         return super().start(way, self.held.late(way, work, "cpu"), after)

@@ -1,6 +1,6 @@
-"""An engine whose cache is read and written by copies, as one in device memory is (`staged`):
-what it saves another engine goes on from, and it goes on from what another saved, token for
-token. Real engines, a real state daemon."""
+"""An engine whose buffers between its cache and the links hold a few blocks (`staging_bytes`), so
+that a prompt takes several: what it saves another engine goes on from, and it goes on from what
+another saved, token for token. Real engines, a real state daemon."""
 
 from __future__ import annotations
 
@@ -43,23 +43,22 @@ def goes_on(engine: Engine, daemon: Daemon, names: dict[str, str]) -> list[str]:
     return wrong
 
 
-def test_killed_requests_continue_from_blocks_that_were_copied_out_and_in(
+def test_killed_requests_continue_from_blocks_that_took_several_buffers(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    """Buffers of a few blocks, so that a prompt takes several."""
-    copying = connector(staged=True, staging_bytes=1 << 18)
+    few = connector(staging_bytes=1 << 18)
     with (
         daemon_in(tmp_path, budget_bytes=256 << 20) as daemon,
-        engine_of(zygote.fork(*copying, VLLM_SERVER_DEV_MODE="1")) as staged,
+        engine_of(zygote.fork(*few, VLLM_SERVER_DEV_MODE="1")) as small,
         engine_of(zygote.fork(*connector(), VLLM_SERVER_DEV_MODE="1")) as plain,
     ):
-        for engine in (staged, plain):
+        for engine in (small, plain):
             assert engine.state()["exact"]["restore"] is True
-        assert staged.agent.layout == plain.agent.layout, "they may use each other's blocks"
+        assert small.agent.layout == plain.agent.layout, "they may use each other's blocks"
         with engine_of(zygote.fork(*connector())) as first:
             written = {f"in-{row}": row for row in OF_ROWS}
             killed(first, daemon, written)
-        assert not goes_on(staged, daemon, written)
+        assert not goes_on(small, daemon, written)
         copied = {f"out-{row}": row for row in OF_ROWS}
-        killed(staged, daemon, copied)
+        killed(small, daemon, copied)
         assert not goes_on(plain, daemon, copied)
