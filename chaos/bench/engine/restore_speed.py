@@ -1,8 +1,8 @@
 """How fast checkpointed blocks come back, and what that saves a request.
 
-First blocks alone: a state daemon holds some, and one reader brings them into a cache of
-plain memory over each transport: shared memory, plain ZeroMQ with the fleet's secret, and CURVE.
-Interleaved with it, a bare transfer moves as many bytes with the same transport security. For
+First blocks alone: a state daemon holds some, and one reader brings them into an engine's cache in
+host memory, as engines do, over each transport: shared memory, plain ZeroMQ with the fleet's secret,
+and CURVE. Interleaved with it, a bare transfer moves as many bytes with the same transport security. For
 shared memory it is a copy between two mappings. For ZeroMQ, one process sends chunks of the same
 size to another, which discards them.
 
@@ -26,7 +26,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import zmq
@@ -61,6 +61,9 @@ from relume.events.wire import frames
 from relume.events.wire.kv import kv_messages as m
 from relume.events.wire.kv.fingerprint import Fingerprint
 
+if TYPE_CHECKING:
+    from relume.engine_shim.checkpoints.staging.staged_cache import StagedCache
+
 DESCRIPTION = "restored bytes per second against a bare transfer, and time to the next token"
 TRANSFER_GOAL = 0.8
 RESUME_GOAL = 5.0
@@ -93,6 +96,21 @@ class Cache:
     def pieces(self, block_id: int) -> list[memoryview]:
         at = block_id * PIECE_BYTES
         return [layer[at : at + PIECE_BYTES] for layer in self._layers]
+
+
+def engine_cache(blocks: int) -> StagedCache:
+    """A paged cache as an engine on CPUs has it, every page touched."""
+    import torch  # slow, and for this bench alone
+
+    from relume.engine_shim.checkpoints.staging.copies import HostCopies
+    from relume.engine_shim.checkpoints.staging.staged_cache import StagedCache
+
+    torch.set_num_threads(1)  # as ENGINE_ENV has it
+    layers = {
+        f"layer{number}": torch.ones((blocks, PIECE_BYTES), dtype=torch.uint8)
+        for number in range(LAYERS)
+    }
+    return StagedCache(layers, blocks, lambda device: HostCopies())
 
 
 class Keys:
@@ -213,11 +231,15 @@ class BareMemory:
 # --- blocks --------------------------------------------------------------------------------
 
 
-def restored(peer: Peer, cache: Cache, blocks: int) -> float:
+def restored(peer: Peer, cache: StagedCache, blocks: int) -> float:
     """Bytes per second of one restore. Raises RuntimeError when it is not whole."""
     wanted = [BlockIn(index, index, tokens_of(index)) for index in range(blocks)]
     began = time.perf_counter()
-    loaded = gather(cache, wanted, peer, "bench", 0, 0, 20.0)
+    loading = cache.loading()()
+    try:
+        loaded = gather(loading, wanted, peer, "bench", 0, 0, 20.0, loading.landed)
+    finally:
+        loading.finish()
     took_s = time.perf_counter() - began
     if loaded.blocks != blocks:
         raise RuntimeError(f"{loaded.blocks} of {blocks} blocks came: {loaded.failure}")
@@ -252,7 +274,7 @@ async def holder(folder: str, source: Cache, blocks: int, **options: Any) -> Asy
 
 async def transfers(folder: str, blocks: int, count: int) -> dict[str, Any]:
     """Figures of each transport."""
-    source, target = Cache(blocks, 1), Cache(blocks, 2)
+    source, target = Cache(blocks, 1), engine_cache(blocks)
     secret = Path(folder) / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o600)
