@@ -51,10 +51,15 @@ class Fingerprint(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
     @property
     def family(self) -> bytes:
-        """16 bytes; equal families differ in tensor and pipeline sizes at most, and their
-        blocks can be converted when the layout is `HEADS`."""
-        common = msgspec.structs.replace(self, tp=1, pp=1, piece_bytes=0)
+        """16 bytes. Blocks of equal families serve each other's engines as they are, so plans
+        compare it. Tensor and pipeline sizes are part of it: no restore converts blocks."""
+        common = msgspec.structs.replace(self, piece_bytes=0)
         return hashlib.blake2b(msgspec.msgpack.encode(common), digest_size=16).digest()
+
+    @property
+    def unsplit(self) -> Fingerprint:
+        """Of the whole model's blocks, over however many ranks they lie."""
+        return msgspec.structs.replace(self, tp=1, pp=1, piece_bytes=0)
 
 
 def image_bytes(block_size: int, layers: int, piece_bytes: int) -> int:
@@ -66,6 +71,6 @@ def usable(mine: Fingerprint, theirs: Fingerprint) -> str:
     """How blocks of `theirs` serve an engine of `mine`: `same`, `convert`, or empty (not)."""
     if mine == theirs:
         return "same"
-    if mine.family == theirs.family and mine.layout == theirs.layout == HEADS:
+    if mine.unsplit == theirs.unsplit and mine.layout == HEADS:
         return "convert"
     return ""
