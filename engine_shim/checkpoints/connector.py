@@ -43,7 +43,7 @@ from relume.engine_shim.checkpoints.staging.staged_cache import StagedCache
 from relume.engine_shim.engine import plugin
 from relume.engine_shim.generation import reported
 from relume.events.log import codec
-from relume.events.vocabulary import RestoreFailed
+from relume.events.vocabulary import LinkMeasured, RestoreFailed
 from relume.events.vocabulary.enums import RestoreFailure
 from relume.events.wire.kv.kv_errors import Unshapeable
 from relume.events.wire.reports import Layout, frame, layout_frame
@@ -292,7 +292,7 @@ def _computed_before(output: SchedulerOutput) -> Iterator[tuple[str, int]]:
 
 
 def _report(event: Any) -> None:
-    """A restore's event for the agent; without one it is dropped."""
+    """An event of a restore or a link for the agent; without one it is dropped."""
     reporter = plugin.reporter()
-    if reporter is not None and reported(event.request):
+    if reporter is not None and (isinstance(event, LinkMeasured) or reported(event.request)):
         reporter.send(frame(codec.encode(event)))
