@@ -23,6 +23,19 @@ def family(pid: int) -> dict[str, int]:
     return found
 
 
+def ranks(pid: int) -> dict[int, int]:
+    """The ranks of one tensor-parallel `vllm serve`: process by number."""
+    found, parents = {}, [pid]
+    while parents:
+        for child in _children(parents.pop()):
+            parents.append(child)
+            title = Path(f"/proc/{child}/cmdline").read_bytes().decode()
+            name, _, number = title.partition("_TP")
+            if name == TITLES["worker"]:
+                found[int(number.split("\0")[0].split("_")[0])] = child
+    return found
+
+
 class CpuTime(NamedTuple):
     """Nanoseconds for which threads ran, and for which they were ready to and waited."""
 

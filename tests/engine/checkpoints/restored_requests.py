@@ -80,9 +80,11 @@ def run_until_killed(engine: Engine, daemon: Daemon, name: str, tokens: int) -> 
     return ids[:tokens]
 
 
-def stream_until(port: int, headers: dict[str, str], tokens: int) -> tuple[Any, list[int]]:
+def stream_until(
+    port: int, headers: dict[str, str], tokens: int, body: dict[str, Any] | None = None
+) -> tuple[Any, list[int]]:
     """A connection on which `tokens` or more of a stream are read, and their ids."""
-    connection, response = client.open_stream(port, PATH, body_for(), headers)
+    connection, response = client.open_stream(port, PATH, body or body_for(), headers)
     reader, ids = frames.FrameReader(), []
     while len(ids) < tokens:
         data = response.read1(65536)
