@@ -365,6 +365,32 @@ def test_i10_knows_that_a_replica_without_the_log_sees_no_steps_of_engines(
     assert (found == []) is fine
 
 
+@pytest.mark.parametrize(("until_ms", "fine"), [(26_000, True), (6000, False)])
+def test_i10_knows_that_a_replica_without_the_log_writes_its_dispatch_late_too(
+    until_ms: int, fine: bool
+) -> None:
+    """Composed 173810: etcd was away, and the dispatch and the judgement landed at once when it was back."""
+    story = Story()
+    story.worker("w0")
+    story.worker("w1")
+    story.at_ms = 26_900
+    story.tell("r.r0", arrived(), decided())
+    story.at_ms = 27_000
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    judged = v.StreamJudged(
+        decision="r0.b.stream1", basis=v.Basis(story.revision, 0), request="q1", attempt=1,
+        worker="w0", incarnation=1, silent_us=21_700_000, from_step=0, probe="answered", steps=0,
+        decodes=False, finished=True, bound_us=1_500_000, stuck=True, held=0,
+    )  # fmt: skip
+    story.tell(
+        "r.r0", judged, observed(kind="stuck"), decided(attempt=2, worker="w1"), ended(attempts=2)
+    )
+    client = ClientRecord(request="q1", status=200, token_count=3, gaps_ms=[21_800])
+    slowed = Slowed(outages=[(5000, until_ms)])
+    found = i10_recovery_bound.check(story.groups, [client], bound_ms=5000, slowed=slowed)
+    assert (found == []) is fine
+
+
 def test_i10_knows_that_probes_take_longer_on_slow_links() -> None:
     """Composed 90965: each message took 329 ms."""
     story = short()
@@ -483,3 +509,34 @@ def test_i10_waits_for_nothing_that_nobody_waits_for(grace_ticks: int, fine: boo
     story.tell("r.r0", msgspec.structs.replace(ended(outcome="cancelled"), tokens=7))
     groups = timed(story, {1: 1000, cut: 5000, back: 19_000, back + 1: 31_000})
     assert (i10_recovery_bound.check(groups, []) == []) is fine
+
+
+@pytest.mark.parametrize(
+    ("doubted", "delivered", "slowed", "fine"),
+    [
+        (True, 90, ("w1", 6000, 30_000, 4.0), True),
+        (True, 90, ("w1", 6000, 8000, 4.0), False),
+        (False, 90, ("w1", 6000, 30_000, 4.0), False),
+        (True, 0, ("w1", 6000, 30_000, 4.0), False),
+    ],
+)
+def test_i10_does_not_count_what_a_fault_slows_tokens_in_doubt_down_by(
+    doubted: bool, delivered: int, slowed: tuple[str, int, int, float], fine: bool
+) -> None:
+    """Composed 173452: an engine with a nineteenth of its speed generated 217 tokens again, which their
+    client had from a worker that computes wrong results."""
+    story = short()
+    story.worker("w1")
+    again = replace(decided(attempt=2, worker="w1", delivered=delivered), doubted=doubted)
+    story.tell("r.r0", observed(), again)
+    cut = story.revision
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, cut: 6000, cut + 1: 6200, cut + 2: 21_000})
+    client = ClientRecord(
+        request="q1", status=200, outcome="completed", text="", token_count=3, gaps_ms=[14_000.0]
+    )
+    found = i10_recovery_bound.check(
+        groups, [client], bound_ms=5000, slowed=Slowed(workers=(slowed,))
+    )
+    assert (found == []) is fine

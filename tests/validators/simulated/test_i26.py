@@ -149,6 +149,16 @@ def test_a_fault_of_the_holder_is_a_reason() -> None:
     assert found(lost_streams(6, 0), cut) == ""
 
 
+@pytest.mark.parametrize(("before_ms", "is_fine"), [(2, True), (400, False)])
+def test_an_engine_may_die_before_its_dispatch_is_written(before_ms: int, is_fine: bool) -> None:
+    """Composed 173691: the replica did not know it yet."""
+    died_ms = -before_ms
+    killed = Strike(
+        what="engine-kill", targets=frozenset(("w2",)), since_ms=died_ms, until_ms=died_ms
+    )
+    assert (found(lost_streams(6, 0), killed) == "") is is_fine
+
+
 def test_an_engine_that_lost_reports_may_have_restored_them() -> None:
     """Composed 100033."""
     log = lost_streams(6, 0)

@@ -8,7 +8,8 @@ Clocks of one machine do, and a `Log` corrects known jumps. A resumable stream m
 absent client: its recovery begins when the client returns. A stream that ends as cancelled, that
 the leader ends, or that ends with an unknown number of tokens, had no client. Time in the queue of its
 next engine does not count while requests wait in the queue of each engine that may get any. What a
-fault slows the next engine down by does not count either, nor time in which a fault keeps a replica
+fault slows the next engine down by does not count either: up to the first token, and for tokens in doubt
+up to the last of these, which no client gets anew. Nor does time in which a fault keeps a replica
 from reading the log and each engine that it could have read of is dead. Where an agent dropped reports of its
 engine, only its silence says that a stream is stuck; the first token of an attempt may be among
 reports that were lost, also with the agent: then only its replica says that it gave tokens. While a
@@ -116,8 +117,8 @@ def check(
             span for owner in owners[one.request] if owner not in still
             for span in unheard.get(owner, ())
         ]  # fmt: skip
-        slow_ms = _slowed_ms(slowed, one)
-        waited[one.request] = waited.get(one.request, 0) + slow_ms
+        slow_ms = _slowed_ms(slowed, one, one.back_ms)
+        waited[one.request] = waited.get(one.request, 0) + _slowed_ms(slowed, one, one.again_ms)
         spans.setdefault(one.request, []).extend(
             (max(since, lost_ms), min(until, one.back_ms)) for since, until in waits
         )
@@ -150,10 +151,10 @@ def check(
     return out
 
 
-def _slowed_ms(slowed: Slowed, one: Recovery) -> int:
-    """How much longer its next engine took for it because a fault made it slow."""
+def _slowed_ms(slowed: Slowed, one: Recovery, until_ms: int) -> int:
+    """How much longer its next engine took for it up to then because a fault made it slow."""
     return sum(
-        int(_covered([(since, until)], one.sent_ms, one.back_ms) * (1 - 1 / times))
+        int(_covered([(since, until)], one.sent_ms, until_ms) * (1 - 1 / times))
         for worker, since, until, times in slowed.workers
         if worker == one.resumed_on
     )
@@ -161,7 +162,8 @@ def _slowed_ms(slowed: Slowed, one: Recovery) -> int:
 
 def _unseen(groups: Sequence[RevisionGroup], slowed: Slowed) -> dict[str, int]:
     """By request, for how much longer its stuck streams were silent because a fault kept the log from
-    their replica. It may have written its judgement late, so each silence lies anywhere after its dispatch."""
+    their replica. It may have written its judgement late, so each silence lies anywhere after its dispatch;
+    and the dispatch too, so the silence is no shorter than it says."""
     sent, found = dict[tuple[str, int], int](), dict[str, int]()
     for at in events_of(groups, "r."):
         event = at.event
@@ -170,6 +172,7 @@ def _unseen(groups: Sequence[RevisionGroup], slowed: Slowed) -> dict[str, int]:
         elif type(event) is v.StreamJudged and event.stuck:
             blind = [(since, until) for stream, since, until in slowed.blind if stream == at.stream]
             since_ms = sent.get((event.request, event.attempt), at.at_ms)
+            since_ms = min(since_ms, at.at_ms - event.silent_us // 1000)
             unseen = _covered([*slowed.outages, *blind], since_ms, at.at_ms)
             late_ms = max(0, event.silent_us - event.bound_us) // 1000
             found[event.request] = found.get(event.request, 0) + min(unseen, late_ms)

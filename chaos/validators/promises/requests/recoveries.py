@@ -19,10 +19,11 @@ class Recovery(Struct, frozen=True, kw_only=True):
     """One attempt that was cut. It was lost at `begun_ms`; the request continued at `back_ms` (its
     next first token, else the next cut or its end); -1: never. `resumed_on`: the worker of that
     token, if there is one, or of the attempt that ended then, if that one gave its client tokens: the
-    report of the first is missing. `sent_ms`: the time of the decision for that attempt, `sent_by`: its
-    stream; `queued_ms`: from when to when it was in its engine's queue. `lost_ms`: as `begun_ms`, or
-    before that if the engine reported the lost attempt before its replica wrote of the dispatch. Wall
-    times as in `Segment.at_ms`."""
+    report of the first is missing. `again_ms`: when its client's tokens had been generated again at the
+    latest, where they were in doubt; else `back_ms`. `sent_ms`: the time of the decision for that
+    attempt, `sent_by`: its stream; `queued_ms`: from when to when it was in its engine's queue.
+    `lost_ms`: as `begun_ms`, or before that if the engine reported the lost attempt before its replica
+    wrote of the dispatch. Wall times as in `Segment.at_ms`."""
 
     request: str
     attempt: int
@@ -31,6 +32,7 @@ class Recovery(Struct, frozen=True, kw_only=True):
     begun_ms: int
     lost_ms: int
     back_ms: int
+    again_ms: int
     resumed_on: str
     sent_ms: int
     sent_by: str
@@ -159,6 +161,7 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
                 resumed_on = decision.worker if delivers else ""
             if is_left and (back == end_ms or back > _left_ms(course, end_ms)):
                 continue  # nobody waited for it
+            is_again = decision is not None and decision.doubted and decision.delivered > 0
             # A return before the dispatch came before its first token, however late the log has it.
             came = [min(ms, back) for n, ms in returns if ms <= back or n < place_sent]
             begun, lost = max([begun, *came]), max([lost, *came])
@@ -170,6 +173,7 @@ def recoveries(groups: Sequence[RevisionGroup]) -> Iterator[Recovery]:
                 begun_ms=begun,
                 lost_ms=lost,
                 back_ms=back,
+                again_ms=max(back, following) if is_again else back,
                 resumed_on=resumed_on,
                 sent_ms=sent_ms if sent_ms >= 0 else begun,
                 sent_by=(next_one or cut).stream,

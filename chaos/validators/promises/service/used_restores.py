@@ -31,6 +31,8 @@ LATENCY_US = 1000
 """Of one restore: to find the blocks, and to begin."""
 AFTER_MS = 500
 """Time in which the engine that gets the attempt must begin the restore."""
+WRITTEN_MS = 100
+"""Time from a decision until its segment at most. An engine that dies meanwhile gets no attempt."""
 NEVER = 1 << 62
 WHOLE = ("stop", "length")
 """Finish reasons of an engine that generated all."""
@@ -140,5 +142,5 @@ def _is_disturbed(strikes: Sequence[Strike], at: Dispatch, holder: str, at_ms: i
     """Whether a fault may keep the engine from the blocks."""
     lasting = [strike for strike in strikes if strike.what not in KILLS]
     return is_struck(lasting, (holder, THE_LOG), at_ms - FELT_MS, at_ms + AFTER_MS) or is_struck(
-        strikes, (at.event.worker,), at_ms, at_ms + AFTER_MS
+        strikes, (at.event.worker,), at_ms - WRITTEN_MS, at_ms + AFTER_MS
     )
