@@ -26,7 +26,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "first_token": 2,
     "mode": 2,
     "admission": 3,
-    "placement": 1,
+    "placement": 2,
     "recovery": 1,
     "migration": 1,
     "stall": 3,
@@ -54,6 +54,7 @@ RETAKEN: dict[str, dict[int, str]] = {
     "first_token": {1: "not the estimate that the worker was chosen by (`routing.first_token_v1`)"},
     "mode": {1: "knows no streams with tokens of a corrupt worker"},
     "admission": {1: "knows no spares", 2: "an arrival uses a spare only if no request waits"},
+    "placement": {1: "its own placements count that another replica's of a later attempt replaced"},
     "stall": dict.fromkeys((1, 2), "see `liveness.stall.HUNG`"),
     "overdue": dict.fromkeys((1, 2, 3, 4), "waits for an engine that answers no probe"),
     "leader": {

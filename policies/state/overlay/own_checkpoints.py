@@ -7,18 +7,27 @@ the fold on a query.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from relume.events import vocabulary as v
 from relume.policies.state.coverage import placed_by, planned_by, share
 from relume.policies.state.fleet import Fleet, Placed, Planned
 
+PLACEMENT_VERSION = "version.placement"
+"""The setting by which replicas record how they choose holders."""
+FORMER_VERSIONS = ("", "1")
+"""Versions by which a pending placement counts whatever the fold has."""
+
 
 class OwnCheckpoints:
-    """Pending own events that place, plan or end requests, by request: the latest counts."""
+    """Pending own events that place, plan or end requests, by request: the latest counts. But, as in the
+    fold, no placement of an earlier attempt than the fold has one of: another replica may have continued
+    the request meanwhile. `version`: of the replica's placements; before 2 it counts."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, version: Callable[[], str]) -> None:
         self._fleet = fleet
+        self._version = version
         self.cached_index: Any = None
         """A cache of `checkpoints.index_of`; no part of the view's answers."""
         self._placed: dict[str, tuple[int, Placed | None]] = {}
@@ -50,7 +59,9 @@ class OwnCheckpoints:
     def placement(self, request: str) -> Placed | None:
         """Where the request's checkpoint goes; None when nothing was chosen, or it ended."""
         pending = self._placed.get(request)
-        return pending[1] if pending is not None else self._fleet.placed.get(request)
+        if pending is None or self._is_former(request, pending[1]):
+            return self._fleet.placed.get(request)
+        return pending[1]
 
     def plan(self, request: str) -> Planned | None:
         """The move decided last for the request."""
@@ -61,6 +72,8 @@ class OwnCheckpoints:
         """(blocks, promised bytes) that pending events add to each holder's sums."""
         sums: dict[str, tuple[int, int]] = {}
         for request, (_, placed) in self._placed.items():
+            if self._is_former(request, placed):
+                continue
             for sign, counted in ((-1, self._fleet.placed.get(request)), (1, placed)):
                 if counted is None:
                     continue
@@ -72,3 +85,10 @@ class OwnCheckpoints:
                     had = sums.get(name, (0, 0))
                     sums[name] = (had[0] + sign * blocks, had[1] + sign * promised)
         return sums
+
+    def _is_former(self, request: str, placed: Placed | None) -> bool:
+        """Whether the fold has the placement of a later attempt."""
+        known = self._fleet.placed.get(request)
+        if placed is None or known is None or known.attempt <= placed.attempt:
+            return False
+        return self._version() not in FORMER_VERSIONS

@@ -29,7 +29,7 @@ from relume.policies.state.dirty_set import of as dirty_set_of
 from relume.policies.state.fleet import Attempt, Fleet, Receipts, Worker
 from relume.policies.state.fold import places_of
 from relume.policies.state.overlay import receive_clock
-from relume.policies.state.overlay.own_checkpoints import OwnCheckpoints
+from relume.policies.state.overlay.own_checkpoints import PLACEMENT_VERSION, OwnCheckpoints
 from relume.policies.state.overlay.own_prefixes import OwnPrefixes
 
 
@@ -60,7 +60,7 @@ class View:
         self.stream = stream
         self.replica = stream[2:]
         self.fleet = fleet
-        self.checkpoints = OwnCheckpoints(fleet)
+        self.checkpoints = OwnCheckpoints(fleet, lambda: self.setting(PLACEMENT_VERSION, ""))
         self.expected = OwnPrefixes()
         self.position = 0
         self._pending: deque[_Pending] = deque()

@@ -22,6 +22,7 @@ from relume.policies.routing import choose_worker
 from relume.policies.routing.route_query import RouteQuery
 from relume.policies.state import coverage
 from relume.policies.state.fleet import Fleet
+from relume.policies.state.overlay.own_checkpoints import PLACEMENT_VERSION
 from relume.policies.state.overlay.view import View
 from relume.policies.state.prefill_rate import prefill_ns
 from tests.policies.story import MODEL, Story, arrived, decided, ended, engine_step, replica_started
@@ -190,6 +191,33 @@ def test_a_burst_of_own_placements_spreads_before_any_is_in_the_log() -> None:
         view.own(n + 3, chosen(f"q{n}", placed.holders))
     names = [h for n in range(9) for h in view.checkpoints.placement(f"q{n}").holders]
     assert {name: names.count(name) for name in WORKERS[1:]} == {"w1": 3, "w2": 3, "w3": 3}
+
+
+@pytest.mark.parametrize(("version", "placed", "promised"), [("2", ("w1",), 8000), ("1", (), 0)])
+def test_an_own_placement_gives_way_to_one_of_a_later_attempt(
+    version: str, placed: tuple[str, ...], promised: int
+) -> None:
+    """Composed 173250: r0 wrote nothing for 8 s, and r1 continued the request meanwhile. The fold ignores
+    what r0 decided for the earlier attempt."""
+    story = fleet_of()
+    started = (*settings_of(CheckpointConfig()), (PLACEMENT_VERSION, version))
+    story.tell("r.r0", replica_started(settings=started))
+    view = View("r.r0", story.fleet)
+    story.tell("r.r1", arrived("q"))
+    own = chosen("q", (), attempt=1)
+    view.own(view.position + 1, own)
+    story.tell("r.r1", chosen("q", ("w1",), attempt=3))
+    found = view.checkpoints.placement("q")
+    assert found is not None and found.holders == placed
+    sums = view.checkpoints.shares()
+    assert story.fleet.holders["w1"].promised_bytes + sums.get("w1", (0, 0))[1] == promised
+    story.tell("r.r0", own)
+    view.landed()
+    after = view.checkpoints.placement("q")
+    assert after is not None and after.holders == ("w1",)
+    view.own(view.position + 1, chosen("q", ("w2",), attempt=3))
+    found = view.checkpoints.placement("q")
+    assert found is not None and found.holders == ("w2",)
 
 
 def test_holders_that_are_still_of_use_stay() -> None:
