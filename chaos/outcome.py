@@ -47,7 +47,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     was read, which I12 needs. `error` says why the run itself failed (stuck, out of time);
     empty otherwise. `landed` has the appends that etcd acknowledged to writers, `commands` the
     (id, principal) of acknowledged admin changes, as far as the run recorded them (I13, I16).
-    `truth`: what a simulated fleet really was (I21)."""
+    `truth`: what a simulated fleet really was (I21). `former`: the log that ended in the middle of the run;
+    `groups` is the one that began in its place."""
 
     kind: Kind
     scenario: Scenario
@@ -62,3 +63,4 @@ class Outcome(Struct, frozen=True, kw_only=True):
     landed: tuple[LandedSegment, ...] = ()
     commands: tuple[tuple[str, str], ...] = ()
     truth: GroundTruth | None = None
+    former: tuple[RevisionGroup, ...] = ()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 
+from relume.chaos.live.processes.etcd_members import etcdctl
 from relume.chaos.scenario.catalogue import FAULTS, applicable
 from relume.chaos.scenario.language import Commands, Disorder, Limits, Scenario
 
 
 def _strace() -> str:
     return "" if shutil.which("strace") else "needs strace, which delays the member's fsync calls"
+
+
+def _etcdctl() -> str:
+    return "" if etcdctl() else "needs etcdctl, which saves and restores backups"
 
 
 def _tcp() -> str:
@@ -36,6 +41,7 @@ def _watches() -> str:
 _WHY: Mapping[str, Callable[[], str]] = {
     "disk-slow": _strace,
     "disk-hangs": _strace,
+    "etcd-restored": _etcdctl,
     "frame-lost": _tcp,
     "frame-repeated": _tcp,
     "dispatch-refused": _engine,

@@ -29,6 +29,7 @@ from relume.chaos.live.timing import TRAFFIC_S, Plan
 from relume.chaos.outcome import FiredFault, Outcome
 from relume.chaos.scenario.language import Scenario
 from relume.chaos.scenario.schedule import Schedule, expand
+from relume.chaos.validators.former_log import RENEWAL, of_present_log
 from relume.controlplane.local.local_fleet import FleetFailed
 from relume.controlplane.replay.recorded_log import History, from_etcd
 from relume.events.etcd.config import EtcdConfig
@@ -157,13 +158,14 @@ class _Run:
             drained=self._drained,
             error=error,
             landed=self._landed,
+            former=tuple(self._watch.former),
             commands=tuple(self._operator.acknowledged) if self._operator is not None else (),
         )
 
-    def _etcd_kind(self) -> tuple[int, bool]:
-        """Number of members, and whether a fault cuts the links between them."""
-        schedule = self._schedule
-        return len(schedule.etcd), any(planned.what == "etcd-cut" for planned in schedule.faults)
+    def _etcd_kind(self) -> tuple[int, bool, bool]:
+        """Number of members, whether a fault cuts the links between them, and whether one restores it."""
+        whats = {planned.what for planned in self._schedule.faults}
+        return len(self._schedule.etcd), "etcd-cut" in whats, RENEWAL in whats
 
     def _fired(self) -> tuple[FiredFault, ...]:
         return tuple(self._plan.fired) if self._plan is not None else ()
@@ -182,6 +184,7 @@ class _Run:
         await stack.enter_async_context(host)
         config = EtcdConfig(endpoints=etcd.endpoints, prefix=self._prefix)
         log = await stack.enter_async_context(EtcdLog(config))
+        self._watch.make_reader = log.reader
         for task in (self._watch.follow(log.reader()), host.supervise()):
             running = asyncio.create_task(task)
             stack.push_async_callback(_ended, running)
@@ -210,6 +213,10 @@ class _Run:
         struck_s = time.monotonic() - start
         self._turn.struck.set()
         pids += host.pids()
+        if self._watch.former:
+            clients.histories = of_present_log(
+                clients.histories, self._fired(), set(self._watch.clients.values())
+            )
         why = await at_rest(host, self._watch, clients.histories, REST_S, self._say)
         self._drained = not why
         self._ended_ns = round((time.monotonic() - start) * 1e9)

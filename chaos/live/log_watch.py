@@ -44,22 +44,55 @@ class _Waiting(Struct):
                 self.future.set_result(seen)
 
 
+async def _never() -> None:
+    await asyncio.Event().wait()
+
+
 class Watch:
     """`fleet` is the fold of the log so far, `groups` the log itself, `clients` the x-request-id of
-    each request. `error`: why it stopped following."""
+    each request. `error`: why it stopped following. `former`: a log that ended, and what follows it is
+    another one."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()
         self.groups: list[RevisionGroup] = []
+        self.former: list[RevisionGroup] = []
         self.clients: dict[str, str] = {}
         self.error = ""
         self._waiting: dict[str, list[_Waiting]] = defaultdict(list)
         self._past: dict[str, list[Seen]] = {}
         self.phases = Phases(PHASE_S, OF_LENGTHS)
         self._counts: dict[str, int] = defaultdict(int)
+        self._reading: asyncio.Task[None] | None = None
+        self.make_reader: Callable[[], LogReader] | None = None
+        """For a log that begins later."""
 
     async def follow(self, reader: LogReader) -> None:
         """Follow until cancelled, or until the log cannot be followed (`error` says why)."""
+        self._reading = asyncio.create_task(self._read(reader))
+        try:
+            while not self._reading.done():
+                await asyncio.wait({self._reading})
+        finally:
+            self._reading.cancel()
+
+    def end_log(self) -> None:
+        """Read no more of this log, which etcd is about to lose."""
+        assert self._reading is not None
+        self._reading.cancel()
+        self._reading = asyncio.create_task(_never())
+
+    def begin_log(self) -> None:
+        """Follow the log that begins in its place."""
+        assert self._reading is not None and self.make_reader is not None
+        self.former, self.groups = self.groups, []
+        self.fleet = Fleet()
+        self.clients.clear()
+        self._counts.clear()
+        waiting, self._reading = self._reading, asyncio.create_task(self._read(self.make_reader()))
+        waiting.cancel()
+
+    async def _read(self, reader: LogReader) -> None:
         try:
             async for group in reader.follow(0):
                 self.groups.append(group)

@@ -74,6 +74,7 @@ class Plan:
         self._began_s = 0.0
         self._over = asyncio.Event()
         self._undo: dict[str, Undo] = {}
+        self._undoing = 0
         self._left = len(schedule.faults)
 
     async def run(self) -> None:
@@ -88,7 +89,7 @@ class Plan:
         may wait for an event that never comes."""
         if time.monotonic() - self._began_s < WAITED_S:
             return self._left > 0
-        return bool(self._undo)
+        return bool(self._undo) or self._undoing > 0
 
     def no_more(self) -> None:
         """The traffic is over: faults that have not struck will not."""
@@ -118,9 +119,13 @@ class Plan:
             self._undo[planned.name] = struck.undo
             if planned.for_ns is not None:
                 await self._lasts(planned)
-                until_ns = self._now_ns()
                 if undo := self._undo.pop(planned.name, None):
-                    await undo()
+                    self._undoing += 1
+                    try:
+                        await undo()
+                    finally:
+                        self._undoing -= 1
+                until_ns = self._now_ns()
         self.fired.append(
             FiredFault(
                 name=planned.name,

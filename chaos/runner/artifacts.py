@@ -3,6 +3,7 @@
 scenario.yaml   the scenario, every value
 schedule.json   its expansion by the seed
 run.json        seed, commit, command, time, duration, error
+former.rlog     the log that ended in the middle of the run, if one did
 log.rlog        the log, as `relume replay --log FILE [--debug]` opens it
 clients.jsonl   one client's history per line
 fired.json      the faults that struck
@@ -27,7 +28,7 @@ from relume.events.log.errors import LogError
 from relume.events.log.interface import LandedSegment, RevisionGroup
 
 ROOT = Path(__file__).resolve().parents[2]
-LOG = "log.rlog"
+LOG, FORMER = "log.rlog", "former.rlog"
 
 
 class BadRun(Exception):
@@ -71,6 +72,8 @@ def keep(folder: Path, run: Outcome, verdict: Verdict, command: str) -> None:
         save(folder / LOG, run.groups, None, f"chaos {run.kind}", note)
     except LogError as error:
         failure = f"{type(error).__name__}: {error}"
+    if run.former:
+        save(folder / FORMER, run.former, None, f"chaos {run.kind}", note)
     commit, dirty = checkout()
     record = Run(
         kind=run.kind,
@@ -109,6 +112,10 @@ def outcome_in(folder: Path) -> tuple[Outcome, Run]:
     if not run.log_error:
         with StoredLog(folder / LOG) as log:
             groups = tuple(log.groups())
+    former: tuple[RevisionGroup, ...] = ()
+    if (folder / FORMER).is_file():
+        with StoredLog(folder / FORMER) as log:
+            former = tuple(log.groups())
     scenario = reading.load(folder / "scenario.yaml")
     outcome = Outcome(
         kind=run.kind,
@@ -123,6 +130,7 @@ def outcome_in(folder: Path) -> tuple[Outcome, Run]:
         error=run.error,
         landed=run.landed,
         commands=run.commands,
+        former=former,
     )
     return outcome, run
 

@@ -22,7 +22,7 @@ from relume.chaos.scenario.catalogue import FAULTS, PROMISES, applicable
 from relume.chaos.scenario.language import Disorder
 from relume.chaos.scenario.schedule import PlannedFault
 from relume.chaos.sim.gateway.request_body import may_keep
-from relume.chaos.validators import CHECKS, RecordedFacts, untracked, violations
+from relume.chaos.validators import CHECKS, RecordedFacts, former_log, untracked, violations
 from relume.chaos.validators.records import THE_RUN, Log, Violation, events_of
 from relume.chaos.validators.service_limits import limits_of
 from relume.chaos.validators.strikes import DEATHS_OF_REPLICAS, WRONG_WEIGHTS, Slowed, Strike
@@ -98,6 +98,8 @@ def judge(run: Outcome) -> Verdict:
     with untracked():
         clients = [history.record for history in run.histories]
         found = list(violations(log, clients, judged, _known(run, log)))
+        if run.former:
+            found += former_log.violations(run.former, run.groups)
         figures = figures_of(run, log)
     # A validator without anything to check reports that about the run.
     unproven = [f"{v.promise}: {v.detail}" for v in found if v.about == THE_RUN]

@@ -20,7 +20,8 @@ class FaultKind(Struct, frozen=True, kw_only=True):
     `lasts`: no (it is over at once), may, must. `amount`: meaning and unit of a fault's `amount`,
     and its maximum; None: the fault has no amount. `pauses`: whether it may have a `pause_ms`.
     `peers`: possible other ends of its link. `roles`: targets in addition to names, `any`, `all`
-    and `subject`. `needs`: the package or module of the feature that it needs.
+    and `subject`. `needs`: the package or module of the feature that it needs. `simulated`: whether the
+    simulator has it.
     """
 
     about: str
@@ -31,6 +32,7 @@ class FaultKind(Struct, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     needs: str | None = None
+    simulated: bool = True
 
 
 _LINKS = ("etcd", "gateway", "holder")
@@ -256,6 +258,13 @@ FAULTS: Mapping[str, FaultKind] = {
         about="SIGSTOP to a member, then CONT", target="etcd", lasts="must", roles=_ENDS
     ),
     "etcd-quota": FaultKind(about="etcd is out of space", target="etcd", lasts="must"),
+    "etcd-restored": FaultKind(
+        about="a backup of etcd is saved; at the end of its duration etcd is restored from it, and an "
+        "operator begins a new log. The simulated etcd holds one log for ever",
+        target="etcd",
+        lasts="must",
+        simulated=False,
+    ),
     "disk-slow": FaultKind(
         about="each fsync of a member takes longer",
         target="etcd",
@@ -394,6 +403,11 @@ def applicable(what: str) -> bool:
     """Whether the feature that fault `what` needs exists."""
     needs = FAULTS[what].needs
     return needs is None or exists(needs)
+
+
+def is_simulated(what: str) -> bool:
+    """Whether fault `what` strikes simulated fleets."""
+    return applicable(what) and FAULTS[what].simulated
 
 
 def exists(module: str) -> bool:

@@ -164,6 +164,7 @@ PROMISES = {
             "unreadable-record",
             "segment-damaged",
             "stray-keys",
+            "etcd-restored",
             "reports-unreadable",
             "requests-unusual",
             "clients-gone",

@@ -237,6 +237,28 @@ async def test_a_member_whose_disk_hangs_takes_nothing_until_it_goes_on() -> Non
 @pytest.mark.full
 @pytest.mark.etcd
 @needs_etcd
+@pytest.mark.parametrize("members", [1, 3])
+async def test_members_that_are_restored_have_what_the_backup_has(
+    members: int, tmp_path: Path
+) -> None:
+    if why := why_not("etcd-restored"):
+        pytest.skip(why)
+    async with Etcd(members) as etcd:
+        async with EtcdClient(EtcdConfig(endpoints=etcd.endpoints)) as client:
+            await client.put(b"/a", b"1")
+            await etcd.back_up(tmp_path / "backup.db")
+            await client.put(b"/a", b"2")
+            await client.put(b"/b", b"2")
+        await etcd.restore(tmp_path / "backup.db")
+        async with EtcdClient(EtcdConfig(endpoints=etcd.endpoints)) as client:
+            found = (await client.range(b"/", b"0")).kvs
+            assert [(kv.key, kv.value) for kv in found] == [(b"/a", b"1")]
+            assert len((await client.members()).members) == members
+
+
+@pytest.mark.full
+@pytest.mark.etcd
+@needs_etcd
 async def test_members_that_defragment_or_are_replaced_cost_no_event() -> None:
     async with Etcd(3) as etcd:
         config = EtcdConfig(endpoints=etcd.endpoints, lease_ttl_s=8)

@@ -18,6 +18,10 @@ from relume.chaos.outcome import Outcome
 from relume.chaos.runner.artifacts import outcome_in
 from relume.chaos.runner.judge import judge
 from relume.controlplane.replay.recorded_log import History
+from relume.events.log.codec import decode_all
+from relume.events.log.memory import MemoryLog
+from relume.events.vocabulary import Tick
+from tests.pace import turns
 from tests.runner.recorded import outcome
 
 GOOD = outcome()
@@ -78,6 +82,30 @@ async def test_a_run_is_judged_elsewhere_as_it_is_here(tmp_path: Path) -> None:
             assert (found.result, found.wrong) == (verdict.result, wrong_of(run, verdict))
     assert found.result == "failed" and any("I10" in text for text in found.wrong)
     assert judge(outcome_in(tmp_path / "kept")[0]).broken == verdict.broken
+
+
+async def test_a_log_that_begins_in_the_place_of_another_is_followed_by_itself() -> None:
+    first, second = MemoryLog(), MemoryLog()
+    watch = Watch()
+    watch.make_reader = lambda: second
+    following = asyncio.create_task(watch.follow(first))
+    async with first.writer("fleet") as one, second.writer("fleet") as another:
+        one.append(Tick(1, 0))
+        await one.flush(5)
+        assert await watch.until(lambda fleet: fleet.tick == 1, 20)
+        watch.end_log()
+        one.append(Tick(2, 0))
+        await one.flush(5)
+        await turns()
+        watch.begin_log()
+        another.append(Tick(7, 0))
+        await another.flush(5)
+        assert await watch.until(lambda fleet: fleet.tick == 7, 20)
+        assert watch.count("Tick") == 1 and watch.landed()[-1].stream == "fleet"
+        ticks = [e for g in watch.former for s in g.segments for e in decode_all(s.records)]
+        assert ticks == [Tick(1, 0)] and not watch.error
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_what_lands_while_the_log_is_read_is_not_missed() -> None:

@@ -21,6 +21,7 @@ from relume.chaos.live.faults.failing_engines import FailingEngines
 from relume.chaos.live.faults.garbled_reports import PERIOD_S, GarbledReports
 from relume.chaos.live.faults.log_faults import LogFaults, Struck, cut, stopped
 from relume.chaos.live.faults.lossy_messages import Disturbance
+from relume.chaos.live.faults.restored_etcd import RestoredEtcd
 from relume.chaos.live.faults.tcp_links import Link
 from relume.chaos.live.live_clients import Clients
 from relume.chaos.live.log_watch import Watch
@@ -212,6 +213,10 @@ class Faults(LogFaults):
                 raise CannotStrike(f"no replica listens to the agent of {worker}")
             sent[worker] = notice
         return None, ", ".join(f"{w}: epoch {n.epoch}" for w, n in sent.items())
+
+    async def _etcd_restored(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
+        restored = RestoredEtcd(self._host, self._watch)
+        return restored.renew, await restored.back_up()
 
     async def _reload_fails(self, planned: PlannedFault, targets: Sequence[str]) -> Struck:
         assert self._host.forks is not None

@@ -100,17 +100,20 @@ class Etcd:
         client = f"http://127.0.0.1:{self._client_ports[index]}"
         listens = f"http://127.0.0.1:{self._listen_ports[index]}"
         peer = f"http://127.0.0.1:{self._peer_ports[index]}"
-        all_peers = zip(self.names, self._peer_ports, strict=True)
         argv = [
             binary, "--name", name, "--data-dir", str(self._dir / name),
             "--listen-client-urls", client, "--advertise-client-urls", client,
             "--listen-peer-urls", listens, "--initial-advertise-peer-urls", peer,
-            "--initial-cluster", ",".join(f"{n}=http://127.0.0.1:{p}" for n, p in all_peers),
+            "--initial-cluster", self._cluster(),
             "--heartbeat-interval", str(HEARTBEAT_MS), "--election-timeout", str(10 * HEARTBEAT_MS),
             "--quota-backend-bytes", str(self._quota_bytes), "--log-level", "error",
             "--initial-cluster-state", "existing" if joins else "new",
         ]  # fmt: skip
         self._children[name] = Child.start(name, argv, self._dir / f"{name}.log")
+
+    def _cluster(self) -> str:
+        peers = zip(self.names, self._peer_ports, strict=True)
+        return ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in peers)
 
     async def healthy(self, names: Sequence[str] = ()) -> None:
         """Wait until these members (default: all) answer. Raises LiveError."""
@@ -194,6 +197,30 @@ class Etcd:
         self._start(name, joins=True)
         await self.healthy((name,))
 
+    async def back_up(self, backup: Path) -> None:
+        """Save a backup of all that etcd has. Raises LiveError."""
+        await _etcdctl("--endpoints", self.endpoints[0], "snapshot", "save", str(backup))
+
+    async def restore(self, backup: Path) -> None:
+        """End all members, and start them on what `backup` has, as the page about disasters says. Raises
+        LiveError."""
+        for child in self._children.values():
+            if child.alive:
+                child.kill()
+                await asyncio.to_thread(child.process.wait)
+        token = f"restored-{time.time_ns()}"
+        for name, port in zip(self.names, self._peer_ports, strict=True):
+            shutil.rmtree(self._dir / name)
+            await _etcdctl(
+                "snapshot", "restore", str(backup), "--name", name, "--data-dir",
+                str(self._dir / name), "--initial-cluster", self._cluster(),
+                "--initial-cluster-token", token,
+                "--initial-advertise-peer-urls", f"http://127.0.0.1:{port}",
+            )  # fmt: skip
+        for name in self.names:
+            self._start(name)
+        await self.healthy()
+
     async def fill(self) -> None:
         """Raise the alarm of a full database at every member: etcd then refuses puts and lease
         grants. Raises LogError."""
@@ -215,6 +242,21 @@ class Etcd:
         async with EtcdClient(EtcdConfig(endpoints=self.endpoints)) as client:
             maintenance = Maintenance(client)
             await maintenance.disarm(await maintenance.space())
+
+
+def etcdctl() -> str | None:
+    """Path of etcdctl: RELUME_ETCDCTL, else PATH; None where there is none."""
+    return os.environ.get("RELUME_ETCDCTL") or shutil.which("etcdctl")
+
+
+async def _etcdctl(*argv: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        etcdctl() or "etcdctl", *argv, env={**os.environ, "ETCDCTL_API": "3"},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    output = (await process.communicate())[0].decode(errors="replace")
+    if process.returncode:
+        raise LiveError(f"etcdctl {' '.join(argv[:4])}: {output}")
 
 
 async def _until_accepted(client: EtcdClient, method: str, request: object) -> None:

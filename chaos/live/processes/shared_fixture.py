@@ -40,7 +40,7 @@ class Bed:
         self.known: dict[str, ClientRecord] = {}
         self._say = say
         self._stack = AsyncExitStack()
-        self._etcds: dict[tuple[int, bool], Etcd] = {}
+        self._etcds: dict[tuple[int, bool, bool], Etcd] = {}
         self._runs = 0
 
     async def __aenter__(self) -> Self:
@@ -71,18 +71,18 @@ class Bed:
                 raise LiveError(f"no engine can be forked: {child.tail()}")
             await asyncio.sleep(0.1)
 
-    async def etcd(self, members: int, linked: bool) -> Etcd:
+    async def etcd(self, members: int, linked: bool, restored: bool) -> Etcd:
         """The etcd with `members` members, which are `linked` or not, healthy; the first call starts
-        it."""
-        if (kind := (members, linked)) not in self._etcds:
+        it. `restored`: for runs that restore it from a backup, and so end the logs of all others."""
+        if (kind := (members, linked, restored)) not in self._etcds:
             etcd = Etcd(members, linked=linked)
             self._etcds[kind] = await self._stack.enter_async_context(etcd)
         await self._etcds[kind].healthy()
         return self._etcds[kind]
 
-    def discard(self, members: int, linked: bool) -> None:
+    def discard(self, members: int, linked: bool, restored: bool) -> None:
         """Stop using this etcd for further runs: its state is unknown."""
-        self._etcds.pop((members, linked), None)
+        self._etcds.pop((members, linked, restored), None)
 
     def place(self, name: str) -> tuple[Path, str]:
         """A new directory and a new key prefix."""

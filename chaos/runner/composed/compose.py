@@ -45,7 +45,7 @@ from relume.chaos.runner.composed.compose_faults import (
     terminated,
     unreadable,
 )
-from relume.chaos.scenario.catalogue import FAULTS, applicable
+from relume.chaos.scenario.catalogue import FAULTS, is_simulated
 from relume.chaos.scenario.checks import HOLDERS
 from relume.chaos.scenario.language import (
     Arrivals,
@@ -105,7 +105,7 @@ _IN_RECOVERY = (
 def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     """The scenario of `seed`; faults named in `without` are left out."""
     rng = Random(f"compose:{seed}")
-    kinds = [name for name in FAULTS if applicable(name) and name not in (*without, *_APART)]
+    kinds = [name for name in FAULTS if is_simulated(name) and name not in (*without, *_APART)]
     chosen = [rng.choice(kinds) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))] if kinds else []
     fleet = _fleet(rng, chosen)
     traffic = _traffic(rng)
