@@ -155,6 +155,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "4416ded8db4c24ce74e1999268cf0baf7baf8ed602695650b130f2a86d6d0014",
         (v.RouteDecided, v.GroupsReceived, v.PrefixBlocksChanged),
     ),
+    "saved-checks": (
+        "a41b0921407acf0efbe5525fb66c05759c43e00ae4c48f5518e89491e2f24dd1",
+        (v.CrossCheckDecided, v.CrossChecked, v.CanaryReported),
+    ),
     "settings": (
         "8f8f2f7d2e2ac5b9fbc8e41b968cf2fc3d98a063e67edee786690a0a368417b5",
         (v.ConfigChanged, v.AdminCommanded, v.RecoveryPlanned),

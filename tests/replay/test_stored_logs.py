@@ -205,6 +205,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "who ends a quarantine": (answers, "is_witnessed", lenient, "damaged-weights"),
     "which idle worker is slow": (canary_pace, "SLOW_CANARIES", 2, "slow-canaries"),
     "hold of the only worker": (judgement, "open_without", lenient, "only-worker"),
+    "what a check needs": ("crosscheck.check_budget", "MARGIN_PERCENT", 600, "saved-checks"),
     "hosts that hold up a rollout": (rollout_steps, "_away", nowhere, "rollout-host-lost"),
     "what gives up a step": (rollout_steps, "_uncovered", unnamed, "rollout-step-given-up"),
     "who may use a spare": ("routing.saturation", "takes_spares", lenient, "batch-passes"),
