@@ -24,6 +24,18 @@ class SettingsView(Protocol):
         ...
 
 
+def number_in(view: SettingsView, name: str, default: int) -> int:
+    """The number in force; the default where the text is none, since no text in the log ends a reader."""
+    return _number(view.setting(name, ""), default)
+
+
+def _number(text: str, default: int) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return default
+
+
 class RecordedSettings(Generic[T]):
     """The settings of one struct under one prefix.
 
@@ -37,7 +49,7 @@ class RecordedSettings(Generic[T]):
         self.settings = {prefix + n: s for n, s in settings_of(declaration).items()}
         values = unrecorded if unrecorded is not None else declaration()
         self._read = tuple(
-            (s.name, key, str(getattr(values, s.name)), s.kind is int)
+            (s.name, key, str(default := getattr(values, s.name)), default)
             for key, s in self.settings.items()
         )
 
@@ -55,11 +67,11 @@ class RecordedSettings(Generic[T]):
         return tuple((key, str(getattr(config, s.name))) for key, s in self.settings.items())
 
     def config_of(self, view: SettingsView) -> T:
-        """The values in force at `view`, from the log alone. Raises ValueError when a number is
-        not one."""
+        """The values in force at `view`, from the log alone. See `number_in` for a text that is no
+        number."""
         setting = view.setting
         values: dict[str, int | str] = {}
-        for name, key, default, is_integer in self._read:
-            text = setting(key, default)
-            values[name] = int(text) if is_integer else text
+        for name, key, default_text, default in self._read:
+            text = setting(key, default_text)
+            values[name] = text if isinstance(default, str) else _number(text, default)
         return self._declaration(**values)

@@ -5,6 +5,7 @@ The leader's level counts while the setting is on, and while every living replic
 
 from __future__ import annotations
 
+from relume.events.settings.recorded import number_in
 from relume.policies.degradation import levels
 from relume.policies.degradation.degradation_settings import MODE, OFF, ON, QUEUED, config_of
 from relume.policies.degradation.degradation_state import ModelDemand
@@ -46,7 +47,7 @@ def queued_at_worker(view: View, queued: int) -> int:
     that grows until the level rises. 0: no bound."""
     if view.setting(MODE, OFF) != ON:
         return queued
-    return min(queued, int(view.setting(QUEUED, "0")) or queued)
+    return min(queued, number_in(view, QUEUED, 0) or queued)
 
 
 def retry_after_s(view: View, model: str) -> int:

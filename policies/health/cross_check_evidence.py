@@ -6,6 +6,7 @@ Handlers as those of `relume.policies.health.evidence`, which calls them.
 from __future__ import annotations
 
 from relume.events import vocabulary as v
+from relume.events.settings.recorded import number_in
 from relume.policies.crosscheck import check_budget, check_settings, disputes
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.health.worker_reviews import all_know, decides, health_of, review_worker
@@ -29,7 +30,7 @@ def on_checked(fleet: Fleet, stream: str, epoch: int, event: v.CrossChecked) -> 
 
 def completed(fleet: Fleet, request: Request, event: v.RequestEnded) -> None:
     """A client has the whole answer: another engine may answer the request again."""
-    share_ppm = int(LeaderSettings(fleet).setting(SHARE, "0"))
+    share_ppm = number_in(LeaderSettings(fleet), SHARE, 0)
     if share_ppm and check_settings.is_drawn(request.request, share_ppm):
         check_budget.note_finished(fleet, request, event)
 

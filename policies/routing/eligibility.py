@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from msgspec import UNSET, Struct
 
+from relume.events.settings.recorded import number_in
 from relume.events.vocabulary.enums import EnginePhase, Exclusion, HealthState, Tier
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.agreement import known_to_all
@@ -179,7 +180,7 @@ def fails_requests(view: View, worker: Worker) -> bool:
         failed = {*failed, *health.failures}
     if not failed:
         return False
-    most = int(view.setting(UNJUDGED, "0"))
+    most = number_in(view, UNJUDGED, 0)
     withheld = view.fleet.withheld
     if withheld is not UNSET and worker.name in withheld.get(worker.model, ()):
         return False

@@ -12,9 +12,12 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
+from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.vocabulary import AnyEvent
 from relume.events.vocabulary.enums import Word
+from relume.policies.decision_versions import DECISION_VERSIONS, PREFIX
+from relume.policies.recorded_settings import SETTINGS
 from relume.policies.state.fleet import Fleet, dump, load
 from relume.policies.state.fold import fold
 from tests.policies.state.test_fleet import loaded_story
@@ -22,6 +25,8 @@ from tests.policies.state.test_fleet import loaded_story
 INTEGERS = (0, 1, 2, 3, 5, -1, 100, 10**6, 2**31, codec.INTEGERS[0], codec.INTEGERS[-1])
 STREAMS = ("w.w0", "w.w1", "r.r0", "r.r1", "fleet")
 RECORDS = 12
+KEYS = (*SETTINGS, *(PREFIX + k for k in DECISION_VERSIONS))
+TEXTS = ("", "abc", "0", "-1", "1.5", "on", "99999999999999999999", "1")
 
 
 class Records:
@@ -56,6 +61,13 @@ class Records:
         assert issubclass(kind, Word), kind
         return self.random.choice([*kind, kind("of a newer build")])
 
+    def setting(self) -> Any:
+        """A setting that is recorded, with any text: by an operator, or by a replica that starts."""
+        key, text = self.random.choice(KEYS), self.random.choice(TEXTS)
+        if self.random.random() < 0.7:
+            return v.ConfigChanged(key, text)
+        return msgspec.structs.replace(self.of(v.ReplicaStarted), settings=((key, text),))
+
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.timeout(60)
@@ -67,4 +79,19 @@ def test_no_record_that_can_be_read_ends_the_fold(seed: int) -> None:
         for _ in range(RECORDS):
             event = records.of(records.random.choice(get_args(AnyEvent)))
             fold(fleet, records.random.choice(STREAMS), 1, event)
+        assert load(dump(fleet)) == fleet
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.timeout(60)
+def test_no_text_of_a_setting_ends_the_fold(seed: int) -> None:
+    base = dump(loaded_story().fleet)
+    for turn in range(10):
+        fleet = load(base)
+        records = Records(fleet, 1000 * seed + turn)
+        for _ in range(3):
+            fold(fleet, "fleet" if records.random.random() < 0.5 else "r.r0", 1, records.setting())
+            for _ in range(RECORDS):
+                event = records.of(records.random.choice(get_args(AnyEvent)))
+                fold(fleet, records.random.choice(STREAMS), 1, event)
         assert load(dump(fleet)) == fleet
