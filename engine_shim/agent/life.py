@@ -121,7 +121,7 @@ class Agent:
         async with AsyncExitStack() as stack:
             status = StatusServer(self._config.status_port, self.describe, self._not_ready)
             await stack.enter_async_context(status)
-            notices = asyncio.create_task(keep_informed(lambda: notice(self._not_ready())))
+            notices = asyncio.create_task(keep_informed(self._notice))
             stack.callback(notices.cancel)
             await stack.enter_async_context(self._writers)
             writer = await self._unless_stopped(self._take_stream(self._writers))
@@ -327,6 +327,9 @@ class Agent:
         if self._supervisor is None:
             return "its agent waits for the worker's stream in the log"
         return self._supervisor.not_ready()
+
+    def _notice(self) -> str:
+        return notice(self._not_ready(), self.is_leaving)
 
     def describe(self) -> dict[str, Any]:
         """The answer of GET /state."""

@@ -78,6 +78,8 @@ class StatusServer:
         ).encode() + (b"" if request[0] == b"HEAD" else payload)
 
 
-def notice(why: str) -> str:
+def notice(why: str, is_leaving: bool) -> str:
     """The same for systemd, where the agent is a unit of `Type=notify`."""
+    if is_leaving:
+        return f"STOPPING=1\nSTATUS={why}"
     return f"STATUS={why}" if why else "READY=1\nSTATUS=ready"

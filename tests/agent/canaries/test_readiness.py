@@ -109,7 +109,7 @@ async def test_a_worker_that_leaves_is_not_ready(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["path", "abstract"])
-async def test_systemd_is_told_when_it_is_ready_and_why_not(
+async def test_systemd_learns_when_it_is_ready_and_why_not_and_that_it_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     name = str(tmp_path / "notify") if form == "path" else f"\0relume-test-{os.getpid()}"
@@ -120,11 +120,34 @@ async def test_systemd_is_told_when_it_is_ready_and_why_not(
         monkeypatch.setattr(systemd, "NOTICE_PERIOD_S", 0.01)
         async with staged(tmp_path, "--after", "0.3") as stage:
             await until_ready(stage)
-            said: list[str] = []
-            async with asyncio.timeout(10):
-                while "READY=1\nSTATUS=ready" not in said:
-                    with suppress(BlockingIOError):
-                        said.append(listener.recv(1000).decode())
-                    await asyncio.sleep(0.01)
-        assert "STATUS=no engine is ready: starting" in said
-        assert "NOTIFY_SOCKET" not in os.environ, "no engine takes it over"
+            said = await heard_until(listener, "READY=1\nSTATUS=ready")
+            assert "STATUS=no engine is ready: starting" in said
+            assert "NOTIFY_SOCKET" not in os.environ, "no engine takes it over"
+            stage.agent.stop("test")
+            said = await heard_until(listener, "STOPPING=1\nSTATUS=its agent stops")
+            assert not any("READY" in text for text in said)
+
+
+async def test_systemd_learns_of_a_stop_that_takes_less_than_a_period(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setattr(systemd, "NOTICE_PERIOD_S", 60.0)
+        async with staged(tmp_path):
+            await heard_until(listener, "STATUS=")
+        said = await heard_until(listener, "STOPPING=1")
+        assert not any("READY" in text for text in said)
+
+
+async def heard_until(listener: socket.socket, words: str) -> list[str]:
+    """What came until a message with these words, which is the last one."""
+    said: list[str] = []
+    async with asyncio.timeout(10):
+        while not said or words not in said[-1]:
+            with suppress(BlockingIOError):
+                said.append(listener.recv(1000).decode())
+            await asyncio.sleep(0.01)
+    return said

@@ -177,8 +177,10 @@ async def test_kubernetes_and_systemd_replace_each_worker_and_kill_one_that_hang
                         assert len(away) <= may_be_away("relume-worker", len(probes))
                         await probe.ready_for(manifest["minReadySeconds"], HANG_S)
                         await has_answered_canaries(scene, name, 2)
-                    await replaced(scene, "w2", float(service["TimeoutStopSec"]))
                     notify.heard()
+                    await replaced(scene, "w2", float(service["TimeoutStopSec"]))
+                    said = await notify.until("STOPPING=1", 1.0)
+                    assert said == ["STOPPING=1\nSTATUS=its agent stops"], "and no longer ready"
                     await notify.ready(HANG_S)
                     await has_answered_canaries(scene, "w2", 2)
                     agent = fleet.children["w0"]
