@@ -131,9 +131,16 @@ def _is_lost_attempt(event: Any) -> bool:
 
 
 def _engines_rolled(log: Log) -> int:
-    decided = (at.event for at in events_of(log, "fleet") if type(at.event) is v.RolloutDecided)
-    returned = (e for e in decided if e.stage == RolloutStage.RETURNED and not e.reason)
-    return sum(len(e.workers) for e in returned)
+    """Of the steps that were not given up before their restart."""
+    rolled, restarts = 0, False
+    for event in (at.event for at in events_of(log, "fleet")):
+        if type(event) is not v.RolloutDecided:
+            continue
+        if event.stage in (RolloutStage.DRAINING, RolloutStage.RESTARTING):
+            restarts = event.stage == RolloutStage.RESTARTING
+        elif event.stage == RolloutStage.RETURNED and restarts:
+            rolled += len(event.workers)
+    return rolled
 
 
 def _is_opening(event: Any) -> bool:

@@ -169,7 +169,8 @@ class RolloutStage(Word):
     CHECKING = "checking"
     """The new engines are ready; their canaries are awaited."""
     RETURNED = "returned"
-    """The workers of the step get requests again: with new engines, or, with a reason, before their restart."""
+    """The workers of the step get requests again: after `restarting` with new engines, before it the step
+    was given up."""
     PAUSED = "paused"
     RESUMED = "resumed"
     DONE = "done"

@@ -142,7 +142,7 @@ class RolloutDecided(Event, frozen=True, tag="rollout_decided/1", kw_only=True):
     left: int
     """Workers that come after this step."""
     reason: str = ""
-    """Of `paused`: why."""
+    """For people. Of `paused`: why. Of `returned`: why the step was given up before its restart."""
 
 
 class VerdictsWithheld(Event, frozen=True, tag="verdicts_withheld/1", kw_only=True):

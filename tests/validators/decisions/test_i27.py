@@ -75,7 +75,7 @@ def test_a_step_beside_a_quarantined_worker_is_found(story: Story) -> None:
 
 
 def test_an_old_engine_that_returns_is_found(story: Story) -> None:
-    story.tell("fleet", stage(RolloutStage.DRAINING, "w0"))
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0"), stage(RolloutStage.RESTARTING, "w0"))
     story.healthy_ticks(1)
     story.tell("fleet", stage(RolloutStage.RETURNED, "w0"))
     assert found(story) == ["w0 returns with engine 1, ready"]
@@ -152,6 +152,14 @@ def test_a_step_that_is_given_up_returns_its_old_engines(story: Story) -> None:
     given_up = replace(stage(RolloutStage.RETURNED, "w0"), reason="too few")
     story.tell("fleet", given_up)
     assert found(story) == []
+    story.tell("fleet", stage(RolloutStage.DRAINING, "w0"))
+    story.healthy_ticks(1)
+    story.tell("fleet", stage(RolloutStage.RETURNED, "w0"))
+    assert found(story) == ["w0 returns before its restart, without a reason"]
+
+
+def test_a_step_that_is_restarted_is_not_given_up_whatever_it_says(story: Story) -> None:
+    given_up = replace(stage(RolloutStage.RETURNED, "w0"), reason="too few")
     story.tell("fleet", stage(RolloutStage.DRAINING, "w0"), stage(RolloutStage.RESTARTING, "w0"))
     story.healthy_ticks(1)
     story.tell("fleet", given_up)

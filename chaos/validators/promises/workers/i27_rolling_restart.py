@@ -1,7 +1,7 @@
 """I27: a rolling restart takes one failure domain at a time, none while a worker of the model is
 unhealthy or quarantined or its host was lost since the rollout began, leaves a worker open, also when it
 restarts what has drained, and gives requests to new engines alone, after their canaries if there are
-any. A step that is given up before its restart, with a reason, returns the engines it began with.
+any. A step that is given up before its restart returns the engines it began with, and says why.
 
 Its leader decides from the log up to a tick: facts are those of the last tick before the decision.
 """
@@ -134,7 +134,9 @@ class _Walk:
                 yield f"{name} counts as back while its host is lost"
             if not standing.present:
                 continue
-            if event.reason and not self._restarts and standing.incarnation == old:
+            if not self._restarts and standing.incarnation == old:
+                if not event.reason:
+                    yield f"{name} returns before its restart, without a reason"
                 continue
             if standing.incarnation <= old or standing.engine != EnginePhase.READY:
                 yield f"{name} returns with engine {standing.incarnation}, {standing.engine}"
