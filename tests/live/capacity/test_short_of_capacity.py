@@ -1,8 +1,8 @@
 """Real engines die and return one after the other: levels follow, and tier interactive is served.
 
-Each engine pauses before its steps, so four of them do four times as much as one, whatever the machine.
-Step times do not show these pauses: the test sets the share of the capacity that counts so that four
-workers serve half more than clients send.
+Each engine pauses before its steps for much longer than it computes, and the learnt step times have
+these pauses. So four engines do four times as much as one, and other processes on the machine matter
+little to what is learnt. Where they matter more than `MOST_SLOWED`, the test is inconclusive.
 """
 
 from __future__ import annotations
@@ -34,30 +34,41 @@ from relume.events.failpoints.failpoint_client import ENVIRONMENT
 from relume.events.failpoints.points import Action, Failpoint
 from relume.events.vocabulary.enums import ShedReason, Tier
 from tests.live.conftest import EVENLY, HANG_S, Scene, scene_of
+from tests.suite.outcomes import inconclusive
 
-PAUSE_S = 0.06
-WORKERS, AT_ONCE, TOKENS = 4, 4, 24
-PER_S = 5.0
-"""One worker ends at most AT_ONCE / (TOKENS * PAUSE_S) = 2.8 requests a second; all four 11."""
+PAUSE_S = 0.2
+WORKERS, AT_ONCE, TOKENS = 4, 4, 12
+MOST_PER_S = AT_ONCE / (TOKENS * PAUSE_S)
+"""One worker ends at most so many requests a second, 1.67."""
+PER_S = 3.7
+"""Four workers serve 1.8 times that, one serves 45 % of it: level 3."""
+MOST_SLOWED = 1.6
+"""With steps that are so many times as long, four workers still serve all of it with the margin, and
+level 4 is not yet due with one."""
 SHARES = {Tier.INTERACTIVE: 0.15, Tier.STANDARD: 0.15, Tier.BATCH: 0.7}
-SERVED_PERMILLE = 1500
-"""With all workers."""
 TTFT_S = 3.0
-"""The TTFT goal of tier interactive, which nine in ten of its requests have to meet: a step takes 0.06 s,
-one request 1.5 s."""
-LIMITS = "window_ticks=6,rise_ticks=2,fall_ticks=3,usable_percent=100"
+"""The TTFT goal of tier interactive, which nine in ten of its requests have to meet: a step takes 0.2 s,
+one request 2.4 s."""
+LIMITS = "window_ticks=8,rise_ticks=2,fall_ticks=3,usable_percent=100"
 
 
 class Load:
-    """Clients of three tiers that send `per_s` requests at random times until `stop`."""
+    """Clients of three tiers that send `per_s` requests until `stop`, at random times or evenly."""
 
     def __init__(
-        self, scene: Scene, per_s: float = PER_S, shares: Mapping[Tier, float] = SHARES
+        self,
+        scene: Scene,
+        per_s: float = PER_S,
+        shares: Mapping[Tier, float] = SHARES,
+        evenly: bool = False,
+        tokens: int = TOKENS,
     ) -> None:
         self.streams: list[tuple[Tier, Stream]] = []
         self._scene = scene
         self._per_s = per_s
         self._shares = shares
+        self._evenly = evenly
+        self._tokens = tokens
         self._over = asyncio.Event()
 
     def stop(self) -> None:
@@ -71,6 +82,7 @@ class Load:
             aiohttp.ClientSession(connector=connector) as session,
             asyncio.TaskGroup() as tasks,
         ):
+            due = time.monotonic()
             while not self._over.is_set():
                 number = len(self.streams)
                 stream = Stream(request=f"q{number}", prompt=texts[number % len(texts)])
@@ -78,11 +90,12 @@ class Load:
                 self.streams.append((tier, stream))
                 tasks.create_task(
                     complete(
-                        session, self._scene.url, stream, TOKENS, ignore_eos=True,
+                        session, self._scene.url, stream, self._tokens, ignore_eos=True,
                         headers={"x-relume-tier": tier},
                     )
                 )  # fmt: skip
-                await asyncio.sleep(rng.expovariate(self._per_s))
+                due += 1 / self._per_s if self._evenly else rng.expovariate(self._per_s)
+                await asyncio.sleep(due - time.monotonic())
 
     def of(self, tier: Tier) -> list[Stream]:
         return [stream for found, stream in self.streams if found == tier]
@@ -102,14 +115,17 @@ def few_at_once(options: FleetOptions, workers: int, *replica_args: str) -> Flee
 
 @asynccontextmanager
 async def pausing_fleet(
-    options: FleetOptions, folder: Path, monkeypatch: pytest.MonkeyPatch
+    options: FleetOptions,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pause_s: float = PAUSE_S,
 ) -> AsyncIterator[Scene]:
     """A fleet whose engines pause before each step."""
     async with FailpointServer(folder / "failpoints.sock") as failpoints:
         monkeypatch.setenv(ENVIRONMENT, str(failpoints.path))
         async with scene_of(msgspec.structs.replace(options, state_dir=str(folder))) as scene:
             pausing = failpoints.armed(
-                Failpoint.ENGINE_STEP, Action.DELAY, process="engine *", times=0, seconds=PAUSE_S
+                Failpoint.ENGINE_STEP, Action.DELAY, process="engine *", times=0, seconds=pause_s
             )
             async with pausing:
                 yield scene
@@ -140,7 +156,7 @@ async def test_levels_follow_capacity_and_interactive_requests_are_served(
     arguments += ("--routing-limits", f"slo_interactive_ms={TTFT_S * 1000:.0f}")
     options = few_at_once(options, WORKERS, *arguments)
     async with pausing_fleet(options, tmp_path, monkeypatch) as scene:
-        load = Load(scene)
+        load = Load(scene, evenly=True)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run())
             killed = await _staircase(scene)
@@ -150,13 +166,7 @@ async def test_levels_follow_capacity_and_interactive_requests_are_served(
 
 async def _staircase(scene: Scene) -> float:
     """Returns when the first engine was killed."""
-    known = await until(scene, lambda f: f["known"], "step times are not known")
-    await asyncio.sleep(8.0)  # a whole window of demand
-    known = await figures(scene)
-    percent = PER_S * SERVED_PERMILLE / 10 / known["requests_s"]
-    assert 1 <= percent <= 100, known
-    await set_config(scene, "degradation.usable_percent", round(percent))
-    await until(scene, lambda f: f["served_permille"] > 1100, "four workers do not serve it")
+    await until(scene, lambda f: f["served_permille"] > 1200, "four workers do not serve it")
     await set_config(scene, "degradation.mode", "on")
     killed = time.monotonic()
     for name in ("w1", "w2", "w3"):
@@ -172,12 +182,23 @@ async def _staircase(scene: Scene) -> float:
     for name in ("w1", "w2", "w3"):
         await scene.fleet.admin(f"workers/{name}/release", "POST")
     await until(scene, lambda f: f["workers"] == WORKERS, "the workers did not return")
-    await until(scene, lambda f: f["level"] == 0, "the level did not fall")
+    try:
+        await until(scene, lambda f: f["level"] == 0, "the level did not fall")
+    except AssertionError:
+        seen = await figures(scene)
+        if (slowed := slowed_by(seen["workers"], seen["requests_s"])) > MOST_SLOWED:
+            inconclusive(f"engines take {slowed:.2f} times as long for steps as they pause")
+        raise
     return killed
 
 
+def slowed_by(workers: int, requests_s: float) -> float:
+    """How many times as long engines take for steps as they pause, by the learnt capacity."""
+    return workers * MOST_PER_S / requests_s
+
+
 async def relume_degradation(scene: Scene) -> dict[str, Any]:
-    """What the command shows of the running fleet."""
+    """What the command shows of the running fleet: each decision with its reason."""
     command = [sys.executable, "-m", "relume.controlplane.cli.relume_command", "degradation"]
     command += ["--state-dir", scene.fleet.options.state_dir]
 
@@ -188,17 +209,24 @@ async def relume_degradation(scene: Scene) -> dict[str, Any]:
     text = await asyncio.to_thread(call)
     for decision in shown["decisions"]:
         assert f"degradation level {decision['level']} " in text, text
+        assert f"{decision['requests_per_ks'] / 1000:.2f} requests/s (" in text, "what it can serve"
+        assert f"{decision['demand_per_ks'] / 1000:.2f} requests/s arrive" in text, "and what comes"
     return shown
 
 
 async def _judged(scene: Scene, load: Load, killed: float) -> None:
     for _, stream in load.streams:
         scene.note(stream, stream.prompt, undisturbed=stream.whole and stream.ended < killed)
+    shown = (await relume_degradation(scene))["decisions"]
     await scene.sound()
     events = await scene.events()
     decided = [e for e in events if type(e) is v.DegradationDecided]
     levels = [e.level for e in decided]
-    print(f"levels {levels}, {len(load.streams)} requests")
+    assert [one["level"] for one in shown] == levels
+    slowed = max(slowed_by(e.workers, e.requests_per_ks / 1000) for e in decided)
+    print(f"levels {levels}, {len(load.streams)} requests, steps up to {slowed:.2f} times as long")
+    if slowed > MOST_SLOWED:
+        inconclusive(f"engines took {slowed:.2f} times as long for steps as they pause")
     top = levels.index(max(levels))
     assert levels[: top + 1] == sorted(levels[: top + 1]), "it does not flap on the way up"
     assert levels[top:] == [*range(levels[top], -1, -1)], "it falls one by one"

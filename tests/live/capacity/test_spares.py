@@ -20,6 +20,7 @@ from tests.live.capacity.test_short_of_capacity import Load, few_at_once, pausin
 from tests.live.conftest import HANG_S, Scene
 from tests.suite.outcomes import inconclusive
 
+PAUSE_S, TOKENS = 0.06, 24
 PER_S = 6.5
 """Three workers serve 8.3 requests a second, two 5.5."""
 LOOK_S = 10.0
@@ -43,7 +44,8 @@ async def until_spare(scene: Scene) -> str:
 
 async def ttft_after_kill(scene: Scene, victim: str) -> list[float]:
     """`ttft` of what came after an engine was killed for good."""
-    load = Load(scene, PER_S, {Tier.STANDARD: 1.0})  # batch may use spares before they are promoted
+    # batch may use spares before they are promoted
+    load = Load(scene, PER_S, {Tier.STANDARD: 1.0}, tokens=TOKENS)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
         await asyncio.sleep(6.0)
@@ -80,7 +82,8 @@ async def test_first_tokens_come_as_before_when_a_spare_takes_over(
 ) -> None:
     with_spare = tmp_path / "with"
     with_spare.mkdir()
-    async with pausing_fleet(few_at_once(options, 4, *SPARE), with_spare, monkeypatch) as scene:
+    fleet = few_at_once(options, 4, *SPARE)
+    async with pausing_fleet(fleet, with_spare, monkeypatch, PAUSE_S) as scene:
         spare = await until_spare(scene)
         victim = next(w["name"] for w in await scene.fleet.workers() if w["name"] != spare)
         kept = await ttft_after_kill(scene, victim)
@@ -93,7 +96,8 @@ async def test_first_tokens_come_as_before_when_a_spare_takes_over(
     took_ms = promoted.at_ms - died.at_ms
     without = tmp_path / "without"
     without.mkdir()
-    async with pausing_fleet(few_at_once(options, 3, *QUEUED), without, monkeypatch) as scene:
+    fleet = few_at_once(options, 3, *QUEUED)
+    async with pausing_fleet(fleet, without, monkeypatch, PAUSE_S) as scene:
         short = await ttft_after_kill(scene, "w0")
     for name, found in (("with", kept), ("without", short)):
         median = found[len(found) // 2]
