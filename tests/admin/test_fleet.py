@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import yaml
+
 from relume.events import vocabulary as v
-from tests.admin.scene import Scene
+from relume.policies.degradation.demand import models_of
+from tests.admin.scene import VIEWER, Scene
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 async def test_workers_are_listed_with_state_pids_and_load():
@@ -220,6 +228,34 @@ async def test_degradation_shows_level_and_wanted_workers_of_each_model():
             assert (found["workers"], found["wanted_workers"]) == (1, 1)
             _, other = await scene.call("degradation?model=other")
             assert other["models"] == []
+
+
+async def test_keda_reads_the_wanted_workers_as_the_documentation_says():
+    """The trigger in docs/operations/degradation.md, read as KEDA's scaler `metrics-api` does: a GET with
+    a bearer token, and a path into the JSON of the answer."""
+    page = (ROOT / "docs/operations/degradation.md").read_text()
+    (text,) = re.findall(r"```yaml\n(triggers:.*?)```", page, re.DOTALL)
+    (trigger,) = yaml.safe_load(text)["triggers"]
+    wanted = trigger["metadata"]
+    assert (trigger["type"], wanted["authMode"]) == ("metrics-api", "bearer")
+    async with Scene(lead=False) as scene:
+        for name in ("w0", "w1"):
+            await scene.worker(name)
+        async with scene.log.writer("fleet") as leader:
+            leader.append(
+                v.ConfigChanged("degradation.mode", "observe"),
+                v.LeaderElected("r0", scene.replica.boot),
+                v.Tick(0, 1000),
+            )
+            await scene.until(lambda: "tiny" in models_of(scene.replica.fleet))
+        path = wanted["url"].partition("/admin/v1/")[2].replace("MODEL", "tiny")
+        status, answer = await scene.call(path, token=VIEWER)
+        assert status == 200
+        found = answer
+        for part in wanted["valueLocation"].split("."):
+            found = found[int(part)] if part.isdecimal() else found[part]
+        assert found == 2, "as many as there are while the capacity is unknown"
+        assert (trigger["metricType"], wanted["targetValue"]) == ("AverageValue", "1")
 
 
 async def test_a_spare_says_so_while_it_could_serve():
