@@ -31,7 +31,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "migration": 1,
     "stall": 3,
     "overdue": 5,
-    "leader": 2,
+    "leader": 3,
     "detail": 1,
     "health": 12,
     "cross_check": 2,
@@ -59,7 +59,8 @@ RETAKEN: dict[str, dict[int, str]] = {
     "overdue": dict.fromkeys((1, 2, 3, 4), "waits for an engine that answers no probe"),
     "leader": {
         1: "ends requests of a gateway's new life if their engine reports them before it begins in the log; "
-        "releases no blocks of a request whose choice of a holder was lost"
+        "releases no blocks of a request whose choice of a holder was lost",
+        2: "carries out commands that waited for the log",
     },
     "health": {
         1: "slow workers are found by the factor that predictions learn",

@@ -2,7 +2,8 @@
 
 A command's id is its principal and its idempotency key, so the fold itself recognises a resent one
 on any replica. The answer waits up to a limit for the leader's decision. After that the command is
-`accepted` and can be read by its id.
+`accepted` and can be read by its id. While the log does not take events, no command is accepted: it
+would be carried out when etcd is back, whenever that is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from relume.controlplane.history.errors import HistoryGap
 from relume.controlplane.replica.loop import Replica
 from relume.events import vocabulary as v
 from relume.events.log.entries import Entry
-from relume.events.log.errors import Compacted
+from relume.events.log.errors import Compacted, LogUnavailable
 from relume.events.vocabulary.enums import AdminCommand, CommandState
 from relume.policies.leader import drain_floor
 from relume.policies.state.fleet import DrainOrder
@@ -119,7 +120,7 @@ class CommandBook:
         """Have a command carried out; a known key gives the known answer.
 
         Raises BadRequest (key), Conflict (key used for another command, or the leader
-        refused), TooFewWorkers (the leader refused a drain for that), Fenced, LogFull.
+        refused), TooFewWorkers (the leader refused a drain for that), LogUnavailable, Fenced, LogFull.
         """
         if key and not _KEY.fullmatch(key):
             raise BadRequest("Idempotency-Key: 1 to 128 of A-Z a-z 0-9 _ . : -", "Idempotency-Key")
@@ -136,6 +137,10 @@ class CommandBook:
         )
         known = await self._known(command_id)
         if known is None:
+            if not self._replica.scheduler.decisions.healthy:
+                raise LogUnavailable(
+                    "nothing was changed; send the command again when etcd answers"
+                )
             self._replica.scheduler.emit(issued)
             known = self._add(issued)
         _same(known, issued)
@@ -143,7 +148,7 @@ class CommandBook:
             async with asyncio.timeout(self._wait_s):
                 await known.answered.wait()
         except TimeoutError:
-            pass  # accepted: it is in the log, and the next leader carries it out
+            pass  # accepted: the next leader carries it out, or refuses it if it comes too late
         _same(known, issued)
         info = known.info()
         if info.state == CommandState.REFUSED:

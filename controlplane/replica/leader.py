@@ -20,7 +20,7 @@ from relume.events.log.errors import Fenced, LogError, LogFull, LogUnavailable, 
 from relume.events.log.feature_levels import require
 from relume.events.log.interface import StreamWriter
 from relume.policies.decision_versions import shape_name
-from relume.policies.leader.duties import step
+from relume.policies.leader.duties import MOST_SILENT_MS, step
 from relume.policies.leader.feature_level import in_force
 from relume.policies.state.fleet import Fleet, state_hash
 
@@ -84,12 +84,19 @@ class Leadership:
             self._acting = (event.replica, event.boot) == (self._replica, self._boot)
         if not self._acting:
             return
-        owed = step(self._fleet, event)
+        owed = step(self._fleet, event, self._log_was_away(event))
         if owed:
             self.append(*owed)
             if type(owed[-1]) is v.LeaderResigned:
                 self._abstain_until = time.monotonic() + ABSTAIN_TICKS * self._tick_s
                 self.resign(owed[-1].reason)
+
+    def _log_was_away(self, event: Any) -> bool:
+        """Whether a command that is open now may have waited for the log for long. Ticks follow one
+        another while the log works, so the last one would be younger."""
+        if type(event) not in (v.AdminCommanded, v.LeaderElected) or not self._fleet.tick_unix_ms:
+            return False
+        return time.time_ns() // 1_000_000 - self._fleet.tick_unix_ms > MOST_SILENT_MS
 
     def append(self, *events: Any) -> None:
         """Write as the leader; does nothing if not (or no longer) leading. A leader cannot repeat a

@@ -124,7 +124,8 @@ PROMISES = {
         "Every effect is applied at most once.", ("leader-killed-at-effect", "agent-killed")
     ),
     "I16": Promise(
-        "Every admin change is in the log with its principal; a resent one changes nothing more.",
+        "Every admin change is in the log with its principal; a resent one changes nothing more, and one that "
+        "waited for the log changes nothing.",
         ("two-leaders",),
     ),
     "I17": Promise(

@@ -156,6 +156,9 @@ def trust_worker(fleet: Fleet, name: str, principal: str) -> None:
 
 def on_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCommanded) -> None:
     """An operator may have said that a worker can be trusted."""
+    command = fleet.open_commands.get(event.command_id)
+    if command is not None and command.late is not UNSET:
+        return
     if event.command == AdminCommand.TRUST and decides(fleet):
         trust_worker(fleet, event.target, event.principal)
         if (worker := fleet.workers.get(event.target)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import (
@@ -56,11 +56,20 @@ QUARANTINE, DISPUTE = "quarantine.", "dispute."
 RESIGN = "resign"
 """Command on the leader itself: it writes `LeaderResigned` and lets another replica lead."""
 
+MOST_SILENT_MS = 60_000
+"""Maximum time without a tick, after which the leader carries out no command that lands then."""
+LATE = "it waited for the log and was not carried out; send it again"
+"""Why such a command is refused, and one that landed with its replica's spool."""
 
-def step(fleet: Fleet, event: Any) -> list[Any]:
-    """Events the leader has to write because of `event`; none for most."""
-    handler = _HANDLERS.get(type(event))
-    found = handler(fleet, event) if handler is not None else []
+
+def step(fleet: Fleet, event: Any, log_was_away: bool = False) -> list[Any]:
+    """Events the leader has to write because of `event`; none for most. `log_was_away`: the last tick
+    is older than `MOST_SILENT_MS` by the leader's clock, which is not in the log."""
+    if log_was_away and (in_silence := _IN_SILENCE.get(type(event))) is not None:
+        found = in_silence(fleet, event, True)
+    else:
+        handler = _HANDLERS.get(type(event))
+        found = handler(fleet, event) if handler is not None else []
     return [*found, *verdicts] if (verdicts := evidence.owed(fleet)) else found
 
 
@@ -125,7 +134,9 @@ def on_orphans(
     return [_ended(r) for r in left if stream_resumption.ended_at_once(r)]
 
 
-def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
+def on_leader_elected(
+    fleet: Fleet, event: v.LeaderElected, log_was_away: bool = False
+) -> list[Any]:
     """What an earlier leader may have left undone: orphans of gone replicas, open commands.
 
     What it did write comes before this event: its stream was fenced.
@@ -137,7 +148,7 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
         if command.command == RESIGN:  # addressed to an earlier leader, which is gone
             out.append(_decided(fleet, command_id, command, ()))
         else:
-            out += _carried_out(fleet, command_id, command)
+            out += _carried_out(fleet, command_id, command, log_was_away)
     out += rollout_steps.restarts(fleet)
     for worker in fleet.workers.values():
         if not isinstance(health := worker.health, UnsetType) and (
@@ -151,16 +162,23 @@ def on_leader_elected(fleet: Fleet, event: v.LeaderElected) -> list[Any]:
     return out
 
 
-def on_admin_commanded(fleet: Fleet, event: v.AdminCommanded) -> list[Any]:
+def on_admin_commanded(
+    fleet: Fleet, event: v.AdminCommanded, log_was_away: bool = False
+) -> list[Any]:
     """An operator's command becomes effects on agents, or a new setting; a resend nothing."""
     command = fleet.open_commands.get(event.command_id)
     if command is None or command.tries > 1:
         return []
-    return _carried_out(fleet, event.command_id, command)
+    return _carried_out(fleet, event.command_id, command, log_was_away)
 
 
-def _carried_out(fleet: Fleet, command_id: str, command: OpenCommand) -> list[Any]:
-    """The answer to a command, and what follows from it."""
+def _carried_out(
+    fleet: Fleet, command_id: str, command: OpenCommand, log_was_away: bool
+) -> list[Any]:
+    """The answer to a command, and what follows from it. What the fold did at once (`trust`) was not
+    refused."""
+    if command.late is not UNSET or (log_was_away and command.command != AdminCommand.TRUST):
+        return _refused(command_id, LATE)
     if command.command == AdminCommand.CONFIG:
         if command.target in INTEGERS and not command.value.isdecimal():
             return _refused(command_id, f"{command.target} takes an integer")
@@ -319,6 +337,10 @@ def _why_wrong(worker: Worker) -> str:
     return "its answers to canaries are wrong"
 
 
+_IN_SILENCE: dict[type, Callable[[Fleet, Any, bool], list[Any]]] = {
+    v.LeaderElected: on_leader_elected,
+    v.AdminCommanded: on_admin_commanded,
+}
 _HANDLERS: dict[type, Callable[[Fleet, Any], list[Any]]] = {
     v.Tick: on_tick,
     v.ReplicaLost: on_orphans,

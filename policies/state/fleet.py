@@ -385,7 +385,7 @@ class DrainOrder(Struct, kw_only=True):
 
 class OpenCommand(Struct, kw_only=True):
     """An operator's command that the leader has not carried out yet; `tries`: how often it was
-    tried. `drain`: only if there is more to say than the command."""
+    tried. `drain`: only if there is more to say than the command. `late`: it waited for the log."""
 
     principal: str
     command: AdminCommand
@@ -393,6 +393,7 @@ class OpenCommand(Struct, kw_only=True):
     value: str
     tries: int = field(default=1, name="asked")
     drain: DrainOrder | UnsetType = UNSET
+    late: bool | UnsetType = UNSET
 
 
 class PendingEffect(Struct, kw_only=True):
@@ -436,7 +437,8 @@ class Fleet(Struct, dict=True, kw_only=True):
     about answers; `finished`: by request, prompt tokens of the latest requests that may be answered
     again (`relume.policies.crosscheck.check_budget`); `demand`: by model, where degradation is decided;
     `spares`: by model, where there are any; `rollout`: the last rolling restart; `feature_level`: unset
-    before the first raise (`relume.policies.leader.feature_level`).
+    before the first raise (`relume.policies.leader.feature_level`). `landing`: streams of replicas that write
+    what waited for the log.
     `unacknowledged` (`unheard` in snapshots): see
     `relume.policies.state.lifecycles.unacknowledged`. What is no field
     (`relume.policies.state.dirty_set`) is no part of the state.
@@ -479,6 +481,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     feature_level: int | UnsetType = UNSET
     spares: dict[str, ModelSpares] | UnsetType = UNSET
     finished: dict[str, int] | UnsetType = UNSET
+    landing: tuple[str, ...] | UnsetType = UNSET
 
 
 _UNTOLD = Cached()

@@ -112,6 +112,7 @@ def _on_new_epoch(fleet: Fleet, stream: str, epoch: int) -> None:
         fleet.workers[name].epoch = epoch
     elif kind == "r" and name in fleet.replicas:
         fleet.replicas[name].epoch = epoch
+        operator_commands.begin_landing(fleet, stream)
     elif stream == "fleet":
         fleet.healthy_since_tick = fleet.tick
 
@@ -125,6 +126,7 @@ def _on_stream_resumed(fleet: Fleet, stream: str, epoch: int, event: v.StreamRes
     elif kind == "r" and name in fleet.replicas:
         fleet.replicas[name].epoch = epoch
         fleet.replicas[name].alive = True
+        operator_commands.end_landing(fleet, stream)
 
 
 # --- replicas ------------------------------------------------------------------------
@@ -144,6 +146,7 @@ def _on_replica_started(fleet: Fleet, stream: str, epoch: int, event: v.ReplicaS
     replica.policy = event.policy
     replica.seed = event.seed
     replica.alive = True
+    operator_commands.end_landing(fleet, stream)
     replica.suspects.clear()
     replica.receipts = Receipts()
     replica.settings = dict(event.settings)

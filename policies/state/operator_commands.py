@@ -3,6 +3,9 @@
 An effect is pending until its agent says that it was applied or refused. The newest word
 on a target counts: a later effect on the same target (held, draining, restart) of a worker
 takes an earlier one's place, so what the leader states again can never undo what came after.
+
+A command that its replica could not write for longer than its lease waited in the replica's spool: it
+lands under a new epoch, before the replica says that it is back. It is `late`, and does nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import AdminCommand, EffectKind
+from relume.policies.agreement import LEADER_VERSION, has_version
 from relume.policies.state import unreadable
 from relume.policies.state.fleet import Drain, DrainOrder, Fleet, OpenCommand, PendingEffect
 
@@ -25,7 +29,27 @@ NO_DRAIN = Drain(principal="", reason="", deadline_tick=-1)
 NO_ORDER = DrainOrder(reason="", deadline_ticks=0, force=False)
 """A command that says nothing more, as those of earlier builds."""
 
+LATE_VERSION = 3
+"""Of the leader's decisions: since then a command that waited for the log is refused."""
+
 _TARGETS = {"hold": "held", "release": "held", "drain": "draining", "undrain": "draining"}
+
+
+def begin_landing(fleet: Fleet, stream: str) -> None:
+    """A replica's stream has a new epoch: what comes waited for the log, until the replica says that it
+    is back, or begins anew."""
+    if stream not in _landing(fleet) and has_version(fleet, LEADER_VERSION, LATE_VERSION):
+        fleet.landing = (*_landing(fleet), stream)
+
+
+def end_landing(fleet: Fleet, stream: str) -> None:
+    """It has said so."""
+    if stream in (landing := _landing(fleet)):
+        fleet.landing = tuple(name for name in landing if name != stream) or UNSET
+
+
+def _landing(fleet: Fleet) -> tuple[str, ...]:
+    return () if isinstance(fleet.landing, UnsetType) else fleet.landing
 
 
 def _on_effects_decided(fleet: Fleet, stream: str, epoch: int, event: v.EffectsDecided) -> None:
@@ -83,7 +107,8 @@ def _on_admin_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCom
             fleet.open_commands[event.command_id].tries += 1
         return
     fleet.commands[event.command_id] = True
-    if event.command == AdminCommand.TRUST:
+    late: bool | UnsetType = True if stream in _landing(fleet) else UNSET
+    if event.command == AdminCommand.TRUST and late is UNSET:
         unreadable.acknowledge(fleet, event.target, event.command_id)
     order = DrainOrder(reason=event.reason, deadline_ticks=event.deadline_ticks, force=event.force)
     fleet.open_commands[event.command_id] = OpenCommand(
@@ -92,6 +117,7 @@ def _on_admin_commanded(fleet: Fleet, stream: str, epoch: int, event: v.AdminCom
         target=event.target,
         value=event.value,
         drain=order if order != NO_ORDER else UNSET,
+        late=late,
     )
     while len(fleet.commands) > COMMANDS:
         del fleet.commands[next(iter(fleet.commands))]

@@ -128,6 +128,28 @@ async def test_without_a_leader_a_change_is_accepted_and_carried_out_later():
         assert len(logged(scene, v.AdminCommanded)) == 1
 
 
+async def test_no_change_is_accepted_while_the_log_takes_no_events():
+    """It would be carried out when etcd is back, whenever that is."""
+    async with Scene() as scene:
+        await scene.worker("w0")
+        await scene.worker("w1")
+        before = await scene.call("workers/w0/drain", "POST", headers=KEY)
+        scene.log.pause()
+        for path, method, more in (
+            ("workers/w1/restart", "POST", {}),
+            ("config", "PUT", {"json": {"key": "stall.factor", "value": 9}}),
+            ("leader/resign", "POST", {}),
+        ):
+            status, answer = await scene.call(path, method, **more)
+            assert (status, answer["error"]["code"]) == (503, "log_unavailable")
+            assert "nothing was changed" in answer["error"]["message"]
+        assert await scene.call("workers/w0/drain", "POST", headers=KEY) == before, "it is known"
+        scene.log.resume()
+        status, _ = await scene.call("workers/w1/restart", "POST")
+        assert status == 200
+        assert [c.command for c in logged(scene, v.AdminCommanded)] == ["drain", "restart"]
+
+
 async def test_the_effects_of_a_command_are_shown_when_the_agent_applied_them():
     async with Scene() as scene:
         writer = await scene.worker("w0")

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from relume.controlplane.replay.recorded_log import from_etcd
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
@@ -14,6 +15,7 @@ from relume.events.log.codec import decode
 from tests.admin.scene import OPERATOR, Scene
 from tests.cli.conftest import relume  # noqa: F401
 from tests.etcd_server import EtcdServer, etcd_binary
+from tests.pace import outlast
 
 pytestmark = [
     pytest.mark.etcd,
@@ -91,3 +93,32 @@ async def test_the_leader_resigns_once_and_the_other_replica_takes_over(tmp_path
         ("LeaderElected", "r1"),
     ]
     assert verify(groups).divergences == []
+
+
+async def test_a_command_that_waits_for_the_log_beyond_its_lease_is_refused(tmp_path):
+    """The replica accepts it before it notices that etcd stands still; later ones it does not accept."""
+    with EtcdServer() as server:
+        config = EtcdConfig(endpoints=server.endpoints, spool_dir=str(tmp_path), lease_ttl_s=2)
+        async with EtcdLog(config) as log, Scene(log, name="r1") as scene:
+            for name in ("w0", "w1"):
+                await scene.worker(name)
+            await scene.until(lambda: len(scene.replica.fleet.workers) == 2)
+            scene.admin.commands._wait_s = 0.05
+            server.stop()
+            key = {"Idempotency-Key": "late"}
+            early = await scene.call("workers/w0/drain", "POST", headers=key)
+            assert early[0] == 202 and early[1]["state"] == "accepted"
+            await scene.until(lambda: not scene.writer.healthy, 10.0)
+            status, answer = await scene.call("workers/w1/drain", "POST")
+            assert status == 503 and answer["error"]["code"] == "log_unavailable"
+            await outlast(4.0, "leases of 2 s")
+            server.cont()
+            await scene.until(lambda: scene.writer.healthy, 20.0)
+            scene.admin.commands._wait_s = 5.0
+            status, answer = await scene.call("workers/w0/drain", "POST", headers=key)
+            assert status == 409 and "send it again" in answer["error"]["message"]
+            assert not scene.replica.fleet.workers["w0"].draining
+            status, answer = await scene.call("workers/w0/drain", "POST")
+            assert status == 200 and answer["state"] == "decided"
+        found = await from_etcd(config)
+    assert verify(found.groups).divergences == []

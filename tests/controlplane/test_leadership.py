@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from relume.controlplane.replica.leader import Leadership
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
@@ -13,6 +16,7 @@ from relume.events import vocabulary as v
 from relume.events.log.errors import Compacted
 from relume.events.log.interface import Heads, RevisionGroup
 from relume.events.log.memory import MemoryLog
+from relume.policies.leader.duties import LATE
 from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 from tests.controlplane.test_leader import of_fleet
@@ -46,6 +50,35 @@ async def test_a_leader_acts_from_its_own_election_on_and_not_from_that_of_a_for
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("silent_s", "refused"), [(50, False), (70, True)])
+@pytest.mark.parametrize("event", [DRAIN, v.LeaderElected("r0", "b2")], ids=["command", "election"])
+async def test_a_leader_refuses_commands_that_land_after_a_minute_without_ticks(
+    silent_s: int, refused: bool, event: Any
+) -> None:
+    story, log = Story(), MemoryLog()
+    for name in ("w0", "w1"):
+        story.worker(name)
+    story.replica("r0", "b2")
+    story.tell("fleet", v.LeaderElected("r0", "b2"))
+    story.tell("fleet", v.Tick(1, time.time_ns() // 1_000_000 - 1000 * silent_s))
+    story.lapse("fleet")
+    leader = Leadership(log.writer, story.fleet, "r0", "b2", tick_s=60.0)
+    task = asyncio.create_task(leader.run())
+    try:
+        async with asyncio.timeout(5):
+            while not leader.leading:
+                await asyncio.sleep(0)
+        if event is DRAIN:
+            leader.seen("", 0, v.LeaderElected("r0", "b2"))
+        story.tell("r.r1", DRAIN)
+        leader.seen("", 0, event)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert len(of_fleet(log, v.EffectsDecided)) == (not refused)
+    assert of_fleet(log, v.ConfigChanged) == [v.ConfigChanged("", LATE, "r1.1")] * refused
 
 
 async def test_a_replica_decides_once_it_has_folded_what_its_predecessor_left_in_the_spool() -> (

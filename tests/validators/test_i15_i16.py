@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from relume.chaos.validators.promises.log import i16_admin_logged
 from relume.chaos.validators.promises.workers import i15_effects_once
 from relume.events import vocabulary as v
-from tests.policies.story import Story
+from tests.policies.story import Story, replica_started
 from tests.validators.builders import about
 
 
@@ -90,6 +93,30 @@ def test_i16_finds_what_is_missing_or_too_much() -> None:
     found = about(i16_admin_logged.check(story.groups, []))
     assert "no principal" in found
     assert "carried out 0 times" in found
+
+
+@pytest.mark.parametrize("version", ["2", "3"])
+@pytest.mark.parametrize("where", ["spool", "afterwards", "next life"])
+def test_i16_finds_a_command_that_waited_for_the_log_and_was_carried_out(
+    version: str, where: str
+) -> None:
+    story, settings = commanded(), (("version.leader", version),)
+    before = story.epochs["r.r0"]
+    story.tell("r.r0", replica_started("r0", "b2", settings=settings))
+    epoch = story.own("r.r0")
+    if where == "afterwards":
+        story.tell("r.r0", v.StreamResumed(before, epoch, 0))
+    elif where == "next life":
+        story.tell("r.r0", replica_started("r0", "b3", settings=settings))
+    config = v.AdminCommanded(
+        command_id="c2", principal="root", command="config", target="stall.cap_us", value="7"
+    )
+    story.tell("r.r0", config, replace(config, command_id="c3"))
+    story.tell("fleet", v.ConfigChanged("stall.cap_us", "7", "c2"), v.ConfigChanged("", "", "c3"))
+    found = i16_admin_logged.check(story.groups, [])
+    is_late = where == "spool" and version == "3"
+    wrong = [("c2", "was carried out although it waited for the log")]
+    assert [(x.about, x.detail) for x in found] == wrong * is_late
 
 
 def test_i16_knows_limits_of_batches_by_their_tick_and_takes_nothing_else_for_one() -> None:

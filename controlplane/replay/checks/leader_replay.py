@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from relume.controlplane.replay.divergence import Verdict
 from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import RolloutStage
 from relume.policies.decision_versions import (
     missing_of_leader,
 )
 from relume.policies.health import evidence
 from relume.policies.leader import feature_level, log_detail
-from relume.policies.leader.duties import step
+from relume.policies.leader.duties import LATE, MOST_SILENT_MS, step
 from relume.policies.state.fleet import Fleet
 
 _ANSWERS = (
@@ -42,6 +43,16 @@ _KINDS: dict[type, str] = {
 """By which version a leader decides what is not among its duties (`leader`)."""
 
 
+class _Refusal(NamedTuple):
+    """A refusal as late, where it is, and the last tick before it."""
+
+    revision: int
+    position: int
+    event: v.ConfigChanged
+    tick: int
+    unix_ms: int
+
+
 class LeaderReplay:
     """What the leader owes, against what it wrote."""
 
@@ -51,6 +62,8 @@ class LeaderReplay:
         self._acting = False
         self._owed: deque[tuple[int, Any]] = deque()
         """What it has to write, and the tick before which it does."""
+        self._late: list[_Refusal] = []
+        """Commands that it refused because the log was away, by its own clock."""
 
     def seen(self, stream: str, position: int, event: Any) -> None:
         """An event was folded. A leader answers from the fold of its election on."""
@@ -67,6 +80,7 @@ class LeaderReplay:
                 self._raised(position, event)
             elif type(event) is v.Tick:
                 self._overdue(position, event)
+                self._was_away(event)
         if self._acting:
             self._owes(step(self._fleet, event), type(event) is v.Tick)
 
@@ -119,8 +133,48 @@ class LeaderReplay:
             self._owed.clear()
             return
         self._verdict.answers += 1
+        if self._refuses_as_late(position, event):
+            return
         expected = self._owed[0][1] if self._owed else "nothing owed"
         if expected != event:
             self._verdict.differ(self._fleet.revision, stream, position, "answer", event, expected)
         while self._owed and self._owed.popleft()[1] != event:
             pass
+
+    def _refuses_as_late(self, position: int, event: Any) -> bool:
+        """Whether it refuses a command that it owes another answer, because the log was away: then it
+        owes that answer no more."""
+        if type(event) is not v.ConfigChanged or (event.key, event.value) != ("", LATE):
+            return False
+        owed = list(self._owed)
+        places = [at for at, (_, e) in enumerate(owed) if _command_of(e) == event.decision]
+        if not places or owed[places[0]][1] == event:
+            return False
+        first = places[0]
+        if first and _is_of(owed[first - 1][1], event.decision):
+            first -= 1
+        self._owed = deque([*owed[:first], *owed[places[0] + 1 :]])
+        fleet = self._fleet
+        self._late.append(_Refusal(fleet.revision, position, event, fleet.tick, fleet.tick_unix_ms))
+        return True
+
+    def _was_away(self, tick: v.Tick) -> None:
+        """Whether the log had been away when commands were refused for that. The next tick may have
+        been under way then; the one after it was written later."""
+        for refusal in [r for r in self._late if tick.number > r.tick + 1]:
+            self._late.remove(refusal)
+            if tick.unix_ms - refusal.unix_ms <= MOST_SILENT_MS // 2:  # clocks of leaders differ
+                place = refusal.revision, "fleet", refusal.position
+                self._verdict.differ(*place, "answer", refusal.event, "the log was not away")
+
+
+def _is_of(event: Any, command: str) -> bool:
+    """Whether it is a rolling restart that the command begins, or the end of one by a command."""
+    if type(event) is not v.RolloutDecided:
+        return False
+    return bool(event.rollout == command or event.stage == RolloutStage.CANCELLED)
+
+
+def _command_of(event: Any) -> str:
+    answers = type(event) in (v.EffectsDecided, v.ConfigChanged)
+    return str(event.decision) if answers else ""

@@ -1,4 +1,6 @@
-"""I16: every admin change is in the log with its principal; resent, it changes nothing more.
+"""I16: every admin change is in the log with its principal; resent, it changes nothing more. One that
+waited for the log changes nothing: it stands under a new epoch of its replica's stream, before the replica
+says that it is back. Builds whose decisions `leader` have a version below 3 carry it out.
 
 The restart of an engine that the leader quarantined is its own decision, not an operator's change, and
 so are the canaries of engines that answer a request differently. A rolling restart restarts the workers
@@ -13,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from relume.chaos.validators.records import ClientRecord, Violation, events_of
+from relume.chaos.validators.records import ClientRecord, Entry, Violation, events_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import AdminCommand, EffectKind, HealthState, RolloutStage
 
 PROMISE = "I16"
+LEAST_VERSION = 3
+"""Of the decisions `leader`, since which what waited for the log is refused."""
 _BESIDE = (RolloutStage.PAUSED, RolloutStage.RESUMED)
 _EFFECTS = {RolloutStage.RESTARTING: "restart", RolloutStage.CHECKING: "canary"}
 
@@ -33,11 +37,14 @@ def check(
     out: list[Violation] = []
     commands: dict[str, v.AdminCommanded] = {}
     answers: dict[str, int] = {}
-    own = _OwnDecisions()
+    own, spools, late = _OwnDecisions(), _Spools(), set[str]()
     for at in events_of(groups):
         event = at.event
         own.saw(event)
+        spools.saw(at)
         if type(event) is v.AdminCommanded:
+            if event.command_id not in commands and at.stream in spools.landing:
+                late.add(event.command_id)
             first = commands.setdefault(event.command_id, event)
             out += _command_errors(at.revision, event, first)
         elif type(event) in (v.EffectsDecided, v.ConfigChanged):
@@ -47,12 +54,49 @@ def check(
             if name not in commands:
                 text = f"{type(event).__name__} without a command"
                 out.append(Violation(PROMISE, name, text, at.revision))
+            if name in late and (type(event) is v.EffectsDecided or event.key):
+                text = "was carried out although it waited for the log"
+                out.append(Violation(PROMISE, name, text, at.revision))
             answers[name] = answers.get(name, 0) + 1
     for name in commands:
         if answers.get(name, 0) != 1:
             text = f"was carried out {answers.get(name, 0)} times"
             out.append(Violation(PROMISE, name, text))
     return out + _acknowledged(commands, sent)
+
+
+class _Spools:
+    """`landing`: streams of replicas that have a new epoch and do not say yet that they are back."""
+
+    def __init__(self) -> None:
+        self.landing: set[str] = set()
+        self._epochs: dict[str, int] = {}
+        self._versions: dict[str, int] = {}
+        self._ended: set[str] = set()
+
+    def saw(self, at: Entry) -> None:
+        """Take one event, before it is judged."""
+        event, stream = at.event, at.stream
+        if not stream.startswith("r."):
+            if type(event) is v.ReplicaLost:
+                self._ended.add(f"r.{event.replica}")
+            return
+        if self._epochs.setdefault(stream, at.epoch) != at.epoch and self._all_refuse:
+            self.landing.add(stream)
+        self._epochs[stream] = at.epoch
+        if type(event) is v.ReplicaStarted:
+            settings = dict(event.settings)
+            self._versions[stream] = int(settings.get("version.leader", "") or 1)
+        if type(event) in (v.ReplicaStarted, v.StreamResumed):
+            self.landing.discard(stream)
+            self._ended.discard(stream)
+        elif type(event) is v.ReplicaStopped:
+            self._ended.add(stream)
+
+    @property
+    def _all_refuse(self) -> bool:
+        living = self._versions.keys() - self._ended or self._versions.keys()
+        return all(self._versions[stream] >= LEAST_VERSION for stream in living)
 
 
 class _OwnDecisions:
