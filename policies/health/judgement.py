@@ -257,7 +257,8 @@ class Review:
 
     def _serving(self, model: str) -> Iterator[Worker]:
         """Workers of the model with an engine that is ready, and those in quarantine, whose engine
-        may just be restarted."""
+        may just be restarted. Those that drain are among them: what they run would fail too if the
+        cause were common."""
         for worker in self.fleet.workers.values():
             if worker.present and worker.model == model:
                 if worker.engine == EnginePhase.READY or is_quarantined(worker):

@@ -371,6 +371,26 @@ def test_a_step_is_given_up_if_the_other_worker_fails_while_it_drains() -> None:
     assert not [effect for effect in fleet.effects if effect.kind == EffectKind.RESTART]
 
 
+def test_a_step_is_given_up_if_the_other_worker_fails_its_requests_while_it_drains() -> None:
+    """The guard of health counts the worker that drains as serving. Without it every serving worker
+    would fail, so the verdict on the other one would be withheld, and the step would go on."""
+    fleet = RollingFleet("a", "b")
+    fleet.command()
+    fleet.healthy_ticks(1)
+    assert fleet.told[-1] == ("draining", ("w0",))
+    for number in range(HealthConfig().errors):
+        name = f"q{number}"
+        failed = v.TransportObserved(
+            request=name, attempt=1, worker="w1", incarnation=1, kind="engine_error",
+            delivered=0, status=500,
+        )  # fmt: skip
+        fleet.tell("r.r0", arrived(name), decided(name, worker="w1"), failed)
+    assert not is_open(fleet.fleet, fleet.fleet.workers["w1"])
+    fleet.healthy_ticks(1)
+    assert fleet.told[-1] == ("returned", ("w0",))
+    assert is_open(fleet.fleet, fleet.fleet.workers["w0"])
+
+
 def test_one_wrong_canary_holds_up_the_next_step() -> None:
     """Two of them quarantine the worker; what a restart does to engines may show on the first one."""
     fleet = RollingFleet("a", "b", "c")
