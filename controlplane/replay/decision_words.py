@@ -25,29 +25,51 @@ COST_UNITS = {
 
 
 def _decided(event: v.RouteDecided) -> list[str]:
+    return [*route_basis(event), *_candidates(event), *route_result(event)]
+
+
+def route_basis(event: v.RouteDecided) -> list[str]:
+    """Where the request was sent and why, by which policy, on which basis."""
     basis = f"basis ({event.basis.revision}, {event.basis.position})"
     if event.worker:
         has = f", the client has {event.delivered} tokens" if event.delivered else ""
-        lines = [
+        first = (
             f"attempt {event.attempt} sent to {event.worker}:{event.incarnation} "
             f"because of {event.cause.replace('_', ' ')} (mode {event.mode}{has})"
-        ]
+        )
     else:
-        lines = [f"no worker was available (cause {event.cause.replace('_', ' ')})"]
-    lines.append(f"{event.decision} by {event.policy} on {basis}")
+        first = f"no worker was available (cause {event.cause.replace('_', ' ')})"
+    return [first, f"{event.decision} by {event.policy} on {basis}"]
+
+
+def is_chosen(event: v.RouteDecided, candidate: v.Candidate) -> bool:
+    """Whether the request was sent to this candidate."""
+    return (candidate.worker, candidate.incarnation) == (event.worker, event.incarnation)
+
+
+def others_line(why: str, count: int) -> str:
+    """Workers that a decision counts and does not name."""
+    reason = f"not eligible: {why}" if why else "eligible at no lower cost"
+    return f"and {counted(count, 'other')}, {reason}"
+
+
+def _candidates(event: v.RouteDecided) -> list[str]:
     unit = COST_UNITS.get(event.policy, "")
+    lines = []
     for candidate in event.candidates:
-        chosen = (candidate.worker, candidate.incarnation) == (event.worker, event.incarnation)
         lines.append(
-            f"{'->' if chosen else '  '} {candidate.worker}:{candidate.incarnation} "
-            f"costs {candidate.cost}{unit} "
+            f"{'->' if is_chosen(event, candidate) else '  '} "
+            f"{candidate.worker}:{candidate.incarnation} costs {candidate.cost}{unit} "
             f"({candidate.prefill_tokens} prompt tokens to compute, "
             f"{counted(candidate.requests, 'request')}{_expected(candidate)})"
             + (f", not eligible: {candidate.excluded}" if candidate.excluded else "")
         )
-    for why, count in event.others:
-        reason = f"not eligible: {why}" if why else "eligible at no lower cost"
-        lines.append(f"   and {counted(count, 'other')}, {reason}")
+    return lines + [f"   {others_line(why, count)}" for why, count in event.others]
+
+
+def route_result(event: v.RouteDecided) -> list[str]:
+    """What was expected of the dispatch, and what limited the choice."""
+    lines = []
     if event.ttft_us >= 0:
         lines.append(f"predicted TTFT: {event.ttft_us / 1000:.1f} ms")
     if event.refused:

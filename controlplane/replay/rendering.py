@@ -14,6 +14,8 @@ from relume.events.log import codec
 from relume.events.vocabulary.enums import RouteCause, TransportKind
 from relume.events.wire.prefix import HASH_BYTES
 
+JOURNALLED = "known only from the worker's journal: the gateway died before it recorded this"
+
 
 def lines_of(found: Why) -> Iterator[str]:
     """The lines of the chain, for a terminal."""
@@ -24,23 +26,19 @@ def lines_of(found: Why) -> Iterator[str]:
         first, *rest = words(step)
         place = f"{step.entry.stream}:{step.entry.position}"
         yield f"{_clock(step.entry.at_ms, begun_ms):>10}  {place:<12} {first}"
-        for line in (*rest, *_came(found, step), *_waited(found, step)):
+        for line in (*rest, *measured(found, step)):
             yield f"{'':10}  {'':12}   {line}"
 
 
-def _came(found: Why, step: Step) -> Iterator[str]:
-    """When the first token of a dispatch existed."""
+def measured(found: Why, step: Step) -> Iterator[str]:
+    """What came of a dispatch: when its first token existed, how long the wait was that it ended."""
     event = step.event
-    if type(event) is v.RouteDecided and event.worker and event.attempt in found.first_tokens_us:
+    if type(event) is not v.RouteDecided or not event.worker:
+        return
+    if event.attempt in found.first_tokens_us:
         yield f"measured TTFT: {found.first_tokens_us[event.attempt] / 1000:.1f} ms"
-
-
-def _waited(found: Why, step: Step) -> Iterator[str]:
-    """How long the wait was that a dispatch ended."""
-    event = step.event
-    if type(event) is v.RouteDecided and event.cause == RouteCause.WAIT_OVER and event.worker:
-        if found.waited_us >= 0:
-            yield f"time in the admission queue: {found.waited_us / 1000:.1f} ms"
+    if event.cause == RouteCause.WAIT_OVER and found.waited_us >= 0:
+        yield f"time in the admission queue: {found.waited_us / 1000:.1f} ms"
 
 
 def headline(found: Why) -> str:
@@ -62,11 +60,7 @@ def words(step: Step) -> list[str]:
     """One link: what happened, then details line by line."""
     render = _WORDS.get(type(step.event))
     lines = render(step.event) if render is not None else [codec.tag_of(step.event)]
-    if step.journalled:
-        lines.append(
-            "known only from the worker's journal: the gateway died before it recorded this"
-        )
-    return lines
+    return [*lines, JOURNALLED] if step.journalled else lines
 
 
 def brief(event: Any) -> str:

@@ -86,7 +86,7 @@ def why(groups: Iterable[RevisionGroup], request: str) -> Why | None:
     name = _our_id(groups, request)
     if not name:
         return None
-    found = _Collector(name)
+    found = ChainCollector(name)
     for entry in entries(groups):
         found.take(entry)
     return found.result()
@@ -119,8 +119,8 @@ def _mentions(records: Iterable[bytes], names: set[str]) -> bool:
     return any(name in record for record in records for name in wanted)
 
 
-class _Collector:
-    """Takes every event of the log, keeps what concerns one request."""
+class ChainCollector:
+    """Takes the events of the log in order, keeps what concerns one request."""
 
     def __init__(self, request: str) -> None:
         self._why = Why(request=request)
@@ -137,6 +137,7 @@ class _Collector:
         self._first = FirstTokens(self._why.first_tokens_us)
 
     def take(self, entry: Entry) -> None:
+        """The next event of the log."""
         event = entry.event
         kind = type(event)
         if kind is v.ReplicaStarted:
