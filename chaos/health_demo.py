@@ -383,6 +383,7 @@ async def demo(options: FleetOptions) -> Result:
         following = asyncio.create_task(log.run())
         stack.callback(following.cancel)
         steps = HealthDemo(fleet, log, failpoints)
+        fleet.say(f"while this runs, watch it in a browser: {fleet.page}")
         fleet.say("undisturbed run, for comparison")
         right = await steps.load.calm()
         async with steps.load:

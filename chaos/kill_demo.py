@@ -145,6 +145,7 @@ async def _act(
     fleet: LocalFleet, watch: Watch, etcd: EtcdLog, count: int, max_tokens: int
 ) -> Result:
     url, texts = fleet.gateways[0], prompts(count)
+    fleet.say(f"while this runs, watch it in a browser: {fleet.page}")
     fleet.say(f"undisturbed run: {count} streams of {max_tokens} tokens")
     calm: dict[str, Stream] = {}
     await run_all(url, "warm", texts, 8, {})

@@ -25,6 +25,9 @@ from relume.controlplane.incidents.incidents_api import IncidentsApi
 from relume.controlplane.replica.loop import Replica
 from relume.controlplane.serve_settings import ServeConfig, check
 from relume.controlplane.telemetry.metrics_page import CONTENT_TYPE, Metrics
+from relume.controlplane.ui.live_moments import LiveMoments
+from relume.controlplane.ui.moment_feed import MomentFeed
+from relume.controlplane.ui.ui_api import UiApi
 from relume.events.log.errors import RelumeError
 from relume.events.log.interface import LogReader, RevisionGroup
 from relume.events.vocabulary.enums import CommandState
@@ -58,12 +61,15 @@ class AdminServer:
         self.metrics = Metrics(replica, config)
         self._auth = principals.Authenticator(config.admin_tokens)
         self._events = EventsApi(self.history)
+        fleet = FleetApi(replica, config, self.history, self.book)
+        self.feed = MomentFeed(LiveMoments(replica, self.book).moment)
         self.routes = routes(
-            FleetApi(replica, config, self.history, self.book),
+            fleet,
             CheckpointsApi(replica),
             IncidentsApi(replica.incidents),
             self._events,
             ChangesApi(replica, self.commands),
+            UiApi(self.feed, fleet, self.history),
             self._openapi,
             self._metrics,
         )
@@ -97,7 +103,7 @@ class AdminServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._events.closing = True
+        self._events.closing = self.feed.closing = True
         self.history.wake()
         if self._runner is not None:
             await self._runner.cleanup()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -13,6 +12,7 @@ from aiohttp import web
 from relume.controlplane.admin.errors import BadRequest, TooManyFollowers
 from relume.controlplane.admin.models import EventInfo, EventPage, event_info
 from relume.controlplane.admin.recent_events import Cursor, History, parse_cursor
+from relume.controlplane.replay import rendering
 from relume.events import vocabulary as v
 from relume.events.log.codec import TAGS, UnreadableRecord
 from relume.events.log.entries import KINDS, Entry
@@ -41,6 +41,7 @@ WRITE_TIMEOUT_S = 30.0
 """A follower that reads nothing for this long is disconnected; it can resume by its cursor."""
 MAX_FOLLOWERS = 64
 MAX_LIMIT = 1000
+Infos = Callable[[Entry], EventInfo]
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +108,13 @@ def _start(query: Mapping[str, str], last_event_id: str = "") -> Cursor | None:
     return None
 
 
+def _infos(query: Mapping[str, str]) -> Infos:
+    """How events are shown: with their lines if the caller wants `text`."""
+    if query.get("text", "0") in ("", "0", "false"):
+        return event_info
+    return lambda entry: event_info(entry, rendering.brief(entry.event))
+
+
 def cursor_text(cursor: Cursor) -> str:
     """A cursor as `parse_cursor` reads it."""
     return f"{cursor[0]}" if cursor[1] >= 1 << 61 else f"{cursor[0]}.{cursor[1]}"
@@ -139,19 +147,22 @@ class EventsApi:
         """A page: from a cursor on, or the newest in memory when none is given."""
         limit = _number(query, "limit", 100, MAX_LIMIT)
         cursor = _start(query)
+        info = _infos(query)
         if cursor is None:
             found = self._history.last(limit, wanted)
-            return EventPage([event_info(e) for e in found], cursor_text(self._history.end), True)
-        return await self._read(cursor, limit, wanted)
+            return EventPage([info(e) for e in found], cursor_text(self._history.end), True)
+        return await self._read(cursor, limit, wanted, info)
 
-    async def _read(self, cursor: Cursor, limit: int, wanted: Callable[[Entry], bool]) -> EventPage:
+    async def _read(
+        self, cursor: Cursor, limit: int, wanted: Callable[[Entry], bool], info: Infos
+    ) -> EventPage:
         deadline = asyncio.get_running_loop().time() + PAGE_BUDGET_S
         found: list[EventInfo] = []
         while cursor < self._history.end:
             entries, following = await self._history.after(cursor)
             for entry in entries:
                 if wanted(entry):
-                    found.append(event_info(entry))
+                    found.append(info(entry))
                     if len(found) == limit:
                         cursor = (entry.revision, entry.index)
                         return EventPage(found, cursor_text(cursor), cursor >= self._history.end)
@@ -183,8 +194,9 @@ class EventsApi:
         self._followers += 1
         try:
             await answer.prepare(request)
-            await self._send(answer, b"retry: 1000\n\n" + b"".join(map(sse, first)))
-            await self._feed(answer, cursor, wanted)
+            info = _infos(request.query)
+            await self._send(answer, b"retry: 1000\n\n" + b"".join(sse(info(e)) for e in first))
+            await self._feed(answer, cursor, wanted, info)
         except (ConnectionResetError, TimeoutError):
             pass  # the follower left, or takes nothing: its cursor lets it come back
         finally:
@@ -192,13 +204,17 @@ class EventsApi:
         return answer
 
     async def _feed(
-        self, answer: web.StreamResponse, cursor: Cursor, wanted: Callable[[Entry], bool]
+        self,
+        answer: web.StreamResponse,
+        cursor: Cursor,
+        wanted: Callable[[Entry], bool],
+        info: Infos,
     ) -> None:
         clock = asyncio.get_running_loop().time
         spoke = clock()
         while not self.closing:
             entries, cursor = await self._history.after(cursor)
-            data = b"".join(sse(e) for e in entries if wanted(e))
+            data = b"".join(sse(info(e)) for e in entries if wanted(e))
             if not data and clock() - spoke >= HEARTBEAT_S:
                 data = b": still here\n\n"
             if data:
@@ -213,9 +229,8 @@ class EventsApi:
             await answer.write(data)
 
 
-def sse(entry: Entry) -> bytes:
+def sse(info: EventInfo) -> bytes:
     """One server-sent event; its id is the cursor to come back with."""
-    info: Any = event_info(entry)
     return (
         b"id: "
         + info.id.encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from pathlib import Path
 
 from aiohttp import web
@@ -14,8 +15,8 @@ from relume.controlplane.admin.request_book import (
     RequestBook,
     RequestHistory,
     decisions_of,
+    newest_requests,
     request_info,
-    requests_of,
 )
 from relume.controlplane.admin.settings import settings_of
 from relume.controlplane.replay.why import RESPONSE_PREFIXES
@@ -157,20 +158,20 @@ class FleetApi:
     # --- requests --------------------------------------------------------------------
 
     async def requests(self, request: web.Request) -> m.RequestList:
-        """GET requests; `state`, `worker`, `limit` narrow it."""
+        """GET requests; `state`, `worker`, `search`, `limit` narrow it."""
         query = request.query
-        found = requests_of(self._book, self._replica.fleet)
-        if query.get("state"):
-            found = [r for r in found if r.state == query["state"]]
-        if query.get("worker"):
-            found = [r for r in found if query["worker"] in r.workers]
+        found = newest_requests(self._book, self._replica.fleet, query.get("search", ""))
+        if state := query.get("state"):
+            found = (r for r in found if r.state == state)
+        if worker := query.get("worker"):
+            found = (r for r in found if worker in r.workers)
         limit = query.get("limit", "")
         shown = int(limit) if limit.isdigit() and int(limit) else 100
-        return m.RequestList(self._replica.fleet.revision, found[-shown:])
+        return m.RequestList(self._replica.fleet.revision, list(islice(found, shown))[::-1])
 
     async def request(self, request: web.Request) -> m.RequestDetail:
         """GET requests/{id}."""
-        name, course = await self._course(request.match_info["id"])
+        name, course = await self.course(request.match_info["id"])
         live = self._replica.fleet.requests.get(name)
         return m.RequestDetail(
             request_info(name, course, live), [m.event_info(entry) for entry in course.entries]
@@ -178,11 +179,11 @@ class FleetApi:
 
     async def decisions(self, request: web.Request) -> m.DecisionList:
         """GET requests/{id}/decisions."""
-        name, course = await self._course(request.match_info["id"])
+        name, course = await self.course(request.match_info["id"])
         return m.DecisionList(name, decisions_of(course, self._replica.view.stream))
 
-    async def _course(self, wanted: str) -> tuple[str, RequestHistory]:
-        """The request called `asked`, and its course. Raises NotFound."""
+    async def course(self, wanted: str) -> tuple[str, RequestHistory]:
+        """The request that `wanted` names, and its course. Raises NotFound."""
         name = self._book.find(wanted)
         if name and self._book.courses[name].arrived is not None:
             return name, self._book.courses[name]

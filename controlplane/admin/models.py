@@ -187,7 +187,8 @@ class FleetInfo(Struct, frozen=True, kw_only=True):
 
 class RequestInfo(Struct, frozen=True, kw_only=True):
     """One request. The counts of an ended one are what its client saw. `client_id`: its
-    x-request-id. `workers`: where its attempts went, in order."""
+    x-request-id. `workers`: where its attempts went, in order. `arrived_ms`: when it arrived, on
+    the wall clock of its gateway (-1: before what this replica remembers)."""
 
     request: str
     client_id: str
@@ -208,6 +209,7 @@ class RequestInfo(Struct, frozen=True, kw_only=True):
     ttft_us: int = -1
     longest_gap_us: int = -1
     detail: str = ""
+    arrived_ms: int = -1
 
 
 class RequestList(Struct, frozen=True):
@@ -219,7 +221,8 @@ class RequestList(Struct, frozen=True):
 
 class EventInfo(Struct, frozen=True, kw_only=True):
     """One event and its place: `id` is `revision.index`, the total order; `position` its
-    number in `stream`. `event` holds `type` and the fields by name."""
+    number in `stream`. `event` holds `type` and the fields by name. `text`: the event in one
+    line, if the query has `text=1`."""
 
     id: str
     revision: int
@@ -227,6 +230,7 @@ class EventInfo(Struct, frozen=True, kw_only=True):
     position: int
     at_ms: int
     event: dict[str, Any]
+    text: str = ""
 
 
 class EventPage(Struct, frozen=True):
@@ -451,15 +455,12 @@ class ErrorAnswer(Struct, frozen=True):
 def worker_info(view: View, worker: Worker) -> WorkerInfo:
     """The worker as the replica's view has it."""
     prefill, requests = view.load(worker)
-    suspected = worker.incarnation > 0 and view.suspect(worker.name) == worker.incarnation
+    suspected = is_suspected(view, worker)
     health = WorkerHealth() if isinstance(worker.health, UnsetType) else worker.health
     drain = NO_DRAIN if isinstance(worker.drain, UnsetType) else worker.drain
-    state = worker_state(worker, suspected, requests)
-    if state == WorkerState.SERVING and is_spare(view.fleet, worker):
-        state = WorkerState.SPARE
     return WorkerInfo(
         name=worker.name,
-        state=state,
+        state=shown_state(view.fleet, worker, suspected, requests),
         engine=worker.engine,
         present=worker.present,
         draining=worker.draining,
@@ -501,6 +502,19 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         drained_by=drain.principal,
         drain_ticks_left=_ticks_left(worker, view.fleet.tick),
     )
+
+
+def is_suspected(view: View, worker: Worker) -> bool:
+    """Whether the view's replica suspects the worker's engine."""
+    return worker.incarnation > 0 and view.suspect(worker.name) == worker.incarnation
+
+
+def shown_state(fleet: Fleet, worker: Worker, suspected: bool, requests: int) -> WorkerState:
+    """One word for the worker, spares included."""
+    state = worker_state(worker, suspected, requests)
+    if state == WorkerState.SERVING and is_spare(fleet, worker):
+        return WorkerState.SPARE
+    return state
 
 
 def _ticks_left(worker: Worker, tick: int) -> int:
@@ -611,8 +625,8 @@ def streams_of(fleet: Fleet, digest: bytes) -> StreamList:
     return StreamList(fleet.revision, digest.hex(), streams)
 
 
-def event_info(entry: Entry) -> EventInfo:
-    """An event of the log for people."""
+def event_info(entry: Entry, text: str = "") -> EventInfo:
+    """An event of the log for people, with its line if the caller has one."""
     return EventInfo(
         id=f"{entry.revision}.{entry.index}",
         revision=entry.revision,
@@ -620,4 +634,5 @@ def event_info(entry: Entry) -> EventInfo:
         position=entry.position,
         at_ms=entry.at_ms,
         event=codec.to_json(entry.event),
+        text=text,
     )

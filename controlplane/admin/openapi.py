@@ -12,6 +12,8 @@ from relume.controlplane.admin.route_table import PUBLIC, Route
 from relume.events.wire.headers import ROLE_FIELD
 
 _MEANING = {
+    304: "The caller's copy is current",
+    307: "It is at another address",
     202: "In the log; the leader has not answered yet",
     400: "The call does not make sense",
     401: "No token, or an unknown one",
@@ -86,6 +88,9 @@ def _operation(route: Route) -> dict[str, Any]:
         operation[ROLE_FIELD] = route.role
         statuses += [401, 403]
     for status in sorted(statuses):
+        if status < 400 and status != 202:  # without a body
+            operation["responses"][str(status)] = {"description": _MEANING[status]}
+            continue
         body = route.answer if status == 202 or route.role == PUBLIC else m.ErrorAnswer
         operation["responses"][str(status)] = {
             "description": _MEANING[status],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -158,16 +158,24 @@ def request_info(request: str, course: RequestHistory | None, live: Request | No
         ttft_us=ended.ttft_us if ended else -1,
         longest_gap_us=ended.longest_gap_us if ended else -1,
         detail=ended.detail if ended else "",
+        arrived_ms=course.entries[0].at_ms if course and arrived else -1,
     )
 
 
-def requests_of(book: RequestBook, fleet: Fleet) -> list[RequestInfo]:
-    """Every request known: the fold's live ones that precede this replica, then the book's."""
-    older = [r for r in fleet.requests if r not in book.courses]
-    known = [(r, c) for r, c in book.courses.items() if c.entries or r in fleet.requests]
-    return [request_info(r, None, fleet.requests[r]) for r in older] + [
-        request_info(r, c, fleet.requests.get(r)) for r, c in known
-    ]
+def newest_requests(book: RequestBook, fleet: Fleet, search: str = "") -> Iterator[RequestInfo]:
+    """Requests, newest first: the book's, then the fold's live ones that precede this replica. With
+    `search`, those whose id or client's id contains it."""
+    for request, course in reversed(book.courses.items()):
+        if (course.entries or request in fleet.requests) and _is_named(request, course, search):
+            yield request_info(request, course, fleet.requests.get(request))
+    for request, live in reversed(fleet.requests.items()):
+        if request not in book.courses and (search in request or search in live.client_id):
+            yield request_info(request, None, live)
+
+
+def _is_named(request: str, course: RequestHistory, search: str) -> bool:
+    arrived = course.arrived
+    return search in request or (arrived is not None and search in arrived.client_id)
 
 
 def decisions_of(course: RequestHistory, stream: str = "") -> list[DecisionInfo]:

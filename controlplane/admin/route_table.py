@@ -15,6 +15,10 @@ from relume.controlplane.admin.events_api import EventsApi
 from relume.controlplane.admin.fleet_api import FleetApi
 from relume.controlplane.incidents.incident import Incident
 from relume.controlplane.incidents.incidents_api import IncidentList, IncidentsApi
+from relume.controlplane.replay.story import Story
+from relume.controlplane.ui.moment import Moment
+from relume.controlplane.ui.static_files import StaticFiles
+from relume.controlplane.ui.ui_api import UiApi
 
 PREFIX = "/admin/v1"
 PUBLIC = "public"
@@ -57,7 +61,8 @@ class Route(Struct, frozen=True, kw_only=True):
     @property
     def operation(self) -> str:
         """The operation's id, unique in the table."""
-        words = self.path.removeprefix(PREFIX).replace("{", "").replace("}", "").split("/")
+        path = self.path + "index" * self.path.endswith("/")
+        words = path.removeprefix(PREFIX).replace("{", "").replace("}", "").split("/")
         return "_".join([self.method.lower(), *(w.replace(".", "_") for w in words if w)])
 
 
@@ -73,6 +78,7 @@ _FILTERS = (
     Param("from", "query", "begin with this revision, in the log if need be", "integer"),
     Param("after", "query", "begin after this cursor (REVISION.INDEX)"),
     Param("limit", "query", "maximum number of events, up to 1000 (default 100)", "integer"),
+    Param("text", "query", "1: with each event in one line of plain words"),
 )
 _FOLLOW = (
     Param("follow", "query", "1: server-sent events, without end"),
@@ -87,6 +93,7 @@ def routes(
     incidents: IncidentsApi,
     events: EventsApi,
     changes: ChangesApi,
+    ui: UiApi,
     openapi: Handler,
     metrics: Handler,
 ) -> tuple[Route, ...]:
@@ -123,6 +130,7 @@ def routes(
             "Live requests and the last that ended",
             Param("state", "query", "live, completed, cancelled, failed, rejected"),
             Param("worker", "query", "only requests with an attempt on this worker"),
+            Param("search", "query", "only requests whose id or client's id contains this"),
             Param(
                 "limit",
                 "query",
@@ -137,6 +145,22 @@ def routes(
             m.DecisionList,
             "Every decision about one request, with its basis",
             _ID,
+        ),
+        get(
+            "/requests/{id}/why",
+            ui.why,
+            Story,
+            "Why a request went where it went, as `relume why` says it",
+            _ID,
+            statuses=(410, 503),
+        ),
+        get(
+            "/moment",
+            ui.moment,
+            Moment,
+            "All that the page shows: once, or with follow=1 a moment and then its changes",
+            Param("follow", "query", "1: server-sent events, without end"),
+            statuses=(429,),
         ),
         get(
             "/checkpoints",
@@ -287,7 +311,30 @@ def routes(
         )
         for command in WORKER_COMMANDS
     ]
-    return (*table, *commands)
+    return (*table, *commands, *_page(ui.files))
+
+
+def _page(files: StaticFiles) -> tuple[Route, ...]:
+    """The files of the page. They are public; its data are not."""
+
+    def get(path: str, handler: Handler, summary: str, *params: Param, status: int) -> Route:
+        return Route(
+            method="GET",
+            path=path,
+            handler=handler,
+            role=PUBLIC,
+            summary=summary,
+            text="text/html" if path == "/ui/" else "*/*",
+            params=params,
+            statuses=(status,),
+        )
+
+    name = Param("file", "path", "name of the file")
+    return (
+        get("/ui", files.redirect, "The page's address without its slash", status=307),
+        get("/ui/", files.document, "The page that shows the fleet", status=304),
+        get("/ui/{file}", files.file, "A file of the page", name, status=304),
+    )
 
 
 SUMMARIES = {

@@ -114,6 +114,7 @@ class LocalFleet:
         self.gateways: list[str] = []
         self.admins: list[str] = []
         self.admin_token = secrets.token_urlsafe(18)
+        self.viewer_token = secrets.token_urlsafe(18)
         self.etcd_endpoint = options.etcd
         self.zygote_socket = ""
         self.checkpoints: LocalCheckpoints | None = None
@@ -231,7 +232,7 @@ class LocalFleet:
         ]  # fmt: skip
         if self.options.tokenizer:
             argv += ["--tokenizer", self._tokenizers()]
-        tokens = json.dumps({self.admin_token: "admin"})
+        tokens = json.dumps({self.admin_token: "admin", self.viewer_token: "viewer:page"})
         env = {"RELUME_ADMIN_TOKENS": tokens, **self.replica_env(index)}
         self._child(f"r{index}", argv, env)
 
@@ -375,6 +376,11 @@ class LocalFleet:
             return len(ready) >= self.options.workers
 
         await self._until("workers answer", all_ready)
+
+    @property
+    def page(self) -> str:
+        """The address of the page, with a token that may only view."""
+        return f"{self.admins[0]}/ui#token={self.viewer_token}"
 
     async def admin(
         self, path: str, method: str = "GET", replica: int = 0, body: Any = None

@@ -21,7 +21,11 @@ from relume.policies.routing.routing_settings import POLICIES, RoutingConfig
 CHECKPOINT_MB = 128
 
 NEXT_STEPS = """
-The fleet answers. Try, in another terminal:
+The fleet answers. Watch it in a browser:
+
+  {page}
+
+Try, in another terminal:
 
   curl -N {gateway}/v1/completions -H 'content-type: application/json' \\
     -d '{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 200,
@@ -145,7 +149,10 @@ async def _run(options: FleetOptions) -> None:
     try:
         await starting
         steps = NEXT_STEPS.format(
-            gateway=fleet.gateways[0], model=options.model_name, logs=fleet.dir / "logs"
+            page=fleet.page,
+            gateway=fleet.gateways[0],
+            model=options.model_name,
+            logs=fleet.dir / "logs",
         )
         say(steps)
         supervising = asyncio.create_task(fleet.supervise())

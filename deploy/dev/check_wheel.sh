@@ -7,7 +7,8 @@
 # For the base, relume[control] and relume-chaos in turn: a fresh environment that holds the wheel
 # (for relume-chaos: both) and links to exactly the dependencies declared for it. There every module
 # of the packages that need no engine is imported, and a command started; relume-chaos lists its
-# scenarios. Finds an undeclared dependency, a module left out, and a script without its target.
+# scenarios. Finds an undeclared dependency, a module or a file of the page left out, and a script
+# without its target.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -38,7 +39,10 @@ import_all='import importlib, pkgutil, sys
 for package in sys.argv[1:]:
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
         if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)'
+            importlib.import_module(module.name)
+if "relume.controlplane" in sys.argv[1:]:
+    from relume.controlplane.ui.static_files import read_files
+    assert {"index.html", "main.js", "page.css"} <= set(read_files()), "files of the page are missing"'
 failed=0
 for extra in base control chaos; do
     fresh=$scratch/$extra

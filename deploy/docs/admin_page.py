@@ -21,7 +21,7 @@ class _NoHandlers:
 
 def route_table() -> tuple[Route, ...]:
     none: Any = _NoHandlers()
-    return routes(none, none, none, none, none, none, none)
+    return routes(none, none, none, none, none, none, none, none)
 
 
 def type_text(schema: Mapping[str, Any]) -> str:

@@ -17,9 +17,11 @@ from relume.events.log.segment import GENESIS, pack, unpack
 
 
 class MemoryLog:
-    """A log of this process. `trim(revision)` deletes, as compaction does."""
+    """A log of this process. `trim(revision)` deletes, as compaction does. `clock_ms`: the wall
+    clock of its writers; by default their segments have no time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_ms: Callable[[], int] = lambda: 0) -> None:
+        self.clock_ms = clock_ms
         self.revision = self.generation = 0
         self.groups: list[RevisionGroup] = []
         self.owner_epochs: dict[str, int] = {}
@@ -177,7 +179,8 @@ class MemoryWriter:
             return
         self._taken = []
         seq, previous, first = log.heads.get(self.stream, (0, GENESIS, 1))
-        segment = unpack(pack(self.stream, self.epoch, seq + 1, first, previous, records))
+        at_ms = log.clock_ms()
+        segment = unpack(pack(self.stream, self.epoch, seq + 1, first, previous, records, at_ms))
         log.heads[self.stream] = (segment.seq, segment.hash, segment.last + 1)
         log.commit(RevisionGroup(log.revision + 1, (segment,)))
         self._durable = segment.last

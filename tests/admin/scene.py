@@ -110,6 +110,13 @@ class Scene:
         async with self.session.request(method, url, headers=headers, **options) as answer:
             return answer.status, msgspec.json.decode(await answer.read())
 
+    async def status(self, path: str, method: str = "GET", token: str = ADMIN) -> int:
+        """The status alone, whatever the body is; a redirect is not followed."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        url = self.admin.url + path
+        async with self.session.request(method, url, headers=headers, allow_redirects=False) as got:
+            return got.status
+
     async def worker(self, name: str = "w0", model: str = "tiny", incarnation: int = 1) -> Any:
         """Let a worker appear in the log, ready; returns its writer."""
         writer = await self._stack.enter_async_context(self.log.writer(f"w.{name}"))

@@ -233,3 +233,16 @@ async def test_a_fold_taken_from_a_snapshot_leaves_no_gap_in_the_memory():
         history.restart(history.revision + 5)
         assert history.last(10, lambda e: True) == []
         assert history.begins == history.revision + 1
+
+
+async def test_events_are_shown_in_plain_words_if_the_caller_wants_them():
+    async with Scene() as scene:
+        writer = await scene.worker("w0")
+        writer.append(v.EngineDied("w0", 1, "killed"))
+        await scene.until(lambda: scene.replica.fleet.workers["w0"].deaths)
+        _, page = await scene.call("events?type=engine_died&text=1")
+        assert [e["text"] for e in page["events"]] == ["the engine w0:1 died (killed)"]
+        _, page = await scene.call("events?type=engine_died&text=1&from=1")
+        assert [e["text"] for e in page["events"]] == ["the engine w0:1 died (killed)"]
+        _, page = await scene.call("events?type=engine_died")
+        assert [e["text"] for e in page["events"]] == [""]

@@ -98,6 +98,24 @@ async def test_a_request_is_shown_from_arrival_to_end():
         assert (await scene.call("requests/none"))[0] == 404
 
 
+async def test_requests_are_searched_by_parts_of_their_ids():
+    async with Scene() as scene:
+        await scene.worker("w0")
+        for name in ("req-1", "req-2", "other-12"):
+            await scene.serve_request(name)
+
+        async def found(query: str) -> list[str]:
+            return [r["request"] for r in (await scene.call(f"requests?{query}"))[1]["requests"]]
+
+        assert await found("search=req-") == ["req-1", "req-2"]
+        assert await found("search=er-1") == ["other-12"]
+        assert await found("search=mine-req") == ["req-1", "req-2"]
+        assert await found("search=mine-req&limit=1") == ["req-2"], "the newest"
+        assert await found("search=nothing") == []
+        assert await found("state=live") == [] and await found("worker=w9") == []
+        assert await found("state=completed&worker=w0&search=2") == ["req-2", "other-12"]
+
+
 async def test_a_request_from_before_this_replica_is_found_in_the_log():
     async with Scene(name="r1") as first:
         await first.worker("w0")

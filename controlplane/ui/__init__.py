@@ -1,0 +1,1 @@
+"""The page that shows the fleet: live on the admin port."""
