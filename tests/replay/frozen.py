@@ -96,6 +96,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "d4a7ab7cdda6095e4c93c84f17ab8f88d20a4ffdc0124438947677b3518cdb2e",
         (v.EngineHung, v.EngineRecovered, v.StallJudged, v.StreamJudged, v.HealthDecided),
     ),
+    "late-command": (
+        "5c5fd5bb9c5c3e93e426ad2e506760a0d41130e7a887a5388a4a591770bb9f55",
+        (v.AdminCommanded, v.ConfigChanged, v.EffectsDecided, v.StreamResumed),
+    ),
     "leader": (
         "1145d3a7fc5112ce7a6c22ac1e2eb19f09aa176962f1b7b6d33d9f4fc0ff10dc",
         (

@@ -231,6 +231,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     ),
     "retries while degraded": ("degradation.effects", "MOST_RETRY_S", 30, "degradation"),
     "what agents are told": ("leader.duties", "AGENT_COMMANDS", ("drain", "undrain"), "leader"),
+    "commands that waited": ("state.operator_commands", "LATE_VERSION", 99, "late-command"),
     "what the fold learns": ("state.step_times", "OVERHEAD_US", 2500, "stall"),
 }
 """Changes of what is decided: the module or class, the name, its new value or what wraps it, and
