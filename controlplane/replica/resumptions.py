@@ -269,11 +269,12 @@ class StreamResumptions:
         if kind is v.ClientReturned:
             self._seen_return(stream, position, event)
         elif kind is v.RouteDecided:
-            if stream != self._decisions.view.stream and event.worker and self._ours(event.request):
-                self._sent_late[event.request] = event
+            if stream != self._decisions.view.stream and event.worker:
+                self._seen_dispatch(event)
         elif kind is v.RequestEnded:
             if event.request not in self._decisions.view.fleet.requests:
                 self._sent_late.pop(event.request, None)
+                self._leave_ended(stream, event.request)
             if stream != self._decisions.view.stream and event.outcome == RequestOutcome.COMPLETED:
                 self._seen_end(event)
         elif kind is v.Tick and self._ending:
@@ -298,6 +299,23 @@ class StreamResumptions:
             if self.is_absent(event.request):  # another replica ended it before our event landed
                 self.let_go(event.request)
                 live.running = False
+
+    def _seen_dispatch(self, event: v.RouteDecided) -> None:
+        """Another replica sent a stream on: one that is ours, or one that our return has yet to take."""
+        if self._ours(event.request):
+            self._sent_late[event.request] = event
+        elif (live := self._live.get(event.request)) is not None:
+            live.newest = max(live.newest, event.attempt)
+
+    def _leave_ended(self, stream: str, request: str) -> None:
+        """The stream has ended. A return of ours that is still on its way comes too late: without its
+        client, nothing is to be sent to a worker any more."""
+        live = self._live.get(request)
+        if stream == self._decisions.view.stream or live is None:
+            return
+        if live.claimed_at > self._folded() and self.is_absent(request):
+            self.let_go(request)
+            live.running = False
 
     def _seen_end(self, event: v.RequestEnded) -> None:
         """Another replica gave a stream of ours all that its client lacked, before it knew of our

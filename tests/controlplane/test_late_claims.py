@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from relume.controlplane.replica.live_requests import LiveRequest
 from relume.controlplane.replica.resumptions import UNSERVED_TICKS
 from relume.controlplane.stream.arrival import Assignment
 from relume.events import vocabulary as v
@@ -18,7 +20,7 @@ from relume.policies.state.fold import apply_group
 from tests.controlplane.test_doubted_streams import Fleet
 from tests.controlplane.test_resumptions import OURS, LateReturn
 from tests.controlplane.test_waiting import plane
-from tests.policies.story import died, ready, started
+from tests.policies.story import decided, died, ready, started
 
 THEIRS = v.ClientReturned(request="q", claim="x", attempt=1, tokens=0, events=0)
 
@@ -33,6 +35,36 @@ def test_a_stream_is_kept_while_our_later_claim_is_on_its_way() -> None:
         late.fleet.streams[OURS].position = folded
         late.returns.seen("r.r1", 4, THEIRS)
         assert let_go == gone
+
+
+@pytest.mark.parametrize("outcome", [RequestOutcome.FAILED, RequestOutcome.COMPLETED])
+@pytest.mark.parametrize("absent", [True, False])
+def test_a_stream_that_ended_while_our_claim_is_on_its_way_is_left(
+    absent: bool, outcome: RequestOutcome
+) -> None:
+    """Composed 174985: another replica took the stream, and ended it. This one, whose client had left,
+    sent it to one more worker, as its own claim had not landed."""
+    late = LateReturn(let_go=False, absent=absent)
+    late.live.setdefault("q", LiveRequest(late.arrival)).claimed_at = 5
+    late.left.clear()
+    late.fleet.requests["q"].owner = "r.r1"
+    late.end("r.r1", outcome)
+    assert late.left == [], "it is still in the fold"
+    del late.fleet.requests["q"]
+    late.end("r.r1", outcome)
+    assert late.left == ["q"] * absent, "a client that is here is served"
+    assert late.written == []
+
+
+def test_one_that_another_replica_sent_on_meanwhile_reuses_no_number() -> None:
+    late = LateReturn(let_go=False, absent=True)
+    live, late.fleet.requests["q"].owner = late.live["q"], "r.r1"
+    live.attempt, live.claimed_at = 1, 5
+    theirs = replace(decided(attempt=3), request="q")
+    late.returns.seen("r.r1", 7, theirs)
+    late.returns.seen(OURS, 8, replace(decided(attempt=4), request="q"))
+    live.lose_attempt()
+    assert live.attempt == 3, "the next one is the fourth"
 
 
 async def test_a_request_that_is_let_go_with_its_claim_on_its_way_is_ended() -> None:
