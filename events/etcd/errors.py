@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from relume.events.log.errors import LogError, LogUnavailable
 
+TIMED_OUT = "DEADLINE_EXCEEDED"
+"""gRPC's name of the status of a call without an answer in time."""
+
 
 class CallFailed(LogUnavailable):
     """One call failed and may be retried. `code` is gRPC's name of the status.

@@ -252,7 +252,7 @@ async def test_segment_that_landed_without_an_answer_is_not_written_twice(
     lost = 0
     landed: list[LandedSegment] = []
 
-    async def losing(request: object) -> object:
+    async def losing(request: object, timeout_s: float = 0.0) -> object:
         nonlocal lost
         answer = await real(request)
         if lost < 3:
@@ -280,7 +280,7 @@ async def test_owner_key_created_without_an_answer_is_recognized(
     real = log.client.txn
     lost = 0
 
-    async def losing(request: object) -> object:
+    async def losing(request: object, timeout_s: float = 0.0) -> object:
         nonlocal lost
         answer = await real(request)
         if lost < 1:
@@ -309,9 +309,9 @@ async def test_lease_that_lapses_before_it_is_bound_is_replaced(
     """etcd took longer than a TTL between the grant and the transaction with it."""
     real, gone = Lease.grant, 0
 
-    async def grant_and_lose(client: EtcdClient, ttl_s: int) -> Lease:
+    async def grant_and_lose(client: EtcdClient, ttl_s: int, timeout_s: float) -> Lease:
         nonlocal gone
-        lease = await real(client, ttl_s)
+        lease = await real(client, ttl_s, timeout_s)
         if gone < 3:
             gone += 1
             await client.lease_revoke(lease.id)

@@ -12,7 +12,7 @@ from aetcd import rpc
 from relume.chaos.sim.etcd.key_store import txn_of
 from relume.chaos.sim.etcd.log_faults import LeaseClock
 from relume.chaos.sim.etcd.members import SimEtcd
-from relume.chaos.sim.etcd.stubs import Form
+from relume.chaos.sim.etcd.stubs import Form, SimClient
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from relume.events import vocabulary as v
@@ -481,6 +481,70 @@ def test_a_lease_that_ends_early_costs_its_owner_an_epoch_and_nothing_else(world
     w.run("r0", work)
     w.chain()
     assert ticks(w.events()) == [0, 1]
+
+
+async def lapse(w):
+    """Have the only lease lapse, between two calls that keep it alive."""
+    await asyncio.sleep(0.5)
+    w.etcd.jump(60)
+    while w.etcd.store.leases:
+        await asyncio.sleep(0.01)
+
+
+def test_an_owner_takes_its_stream_again_on_a_disk_slower_than_its_timeout(world):
+    """Composed 174863: each grant of a lease took a little longer than the timeout and was given up, so
+    the replica was declared lost. Calls that have timed out get more time."""
+    w = world()
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            epoch = writer.epoch
+            client = writer._client
+            await lapse(w)
+            w.etcd.slow("e0", 2.6)  # 2.08 s at least, and the timeout is 2 s
+            began = w.loop.time()
+            writer._lapsed = True
+            writer._wake.set()
+            while writer.epoch == epoch:
+                await asyncio.sleep(0.01)
+            took_s = w.loop.time() - began
+            w.etcd.slow("e0", 0.0)
+            writer.append(v.Tick(0, 0))
+            await writer.flush(20)
+            assert client.config.call_timeout_ms == 2000 and TTL_S == 8
+            assert writer._own._timeout_s == 2.0, "the next time begins with the shorter one"
+            return took_s
+
+    # A grant that times out, one that waits for it, and the transaction.
+    assert 2.0 + 2 * 2.08 < w.run("r0", work) < 2.1 + 4.3 + 3.2
+    assert ticks(w.events()) == [0]
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_refused_append_spares_the_owner_the_search_for_its_key(world, is_refused, monkeypatch):
+    w = world()
+    calls = []
+    called = SimClient.call
+
+    async def call(client, method, *given, **how):
+        calls.append(method)
+        return await called(client, method, *given, **how)
+
+    async def work(process):
+        async with w.etcd.writer("r.r0", process) as writer:
+            epoch = writer.epoch
+            await lapse(w)
+            monkeypatch.setattr(SimClient, "call", call)
+            if is_refused:
+                writer.append(v.Tick(0, 0))
+            while writer.epoch == epoch:
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(SimClient, "call", called)
+
+    w.run("r0", work)
+    assert calls[: calls.index("LeaseGrant")] == ["Txn"] * is_refused
+    later = calls[calls.index("LeaseGrant") + 1 :]  # with an append at the end
+    assert later == ["Txn"] * (2 if is_refused else 3)
 
 
 def test_the_clock_of_a_member_counts_leases_only_while_it_leads(world):

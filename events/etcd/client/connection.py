@@ -158,9 +158,9 @@ class EtcdClient:
 
     # --- writes: tried once, CallFailed means the outcome is unknown -------------------
 
-    async def txn(self, request: Any) -> Any:
+    async def txn(self, request: Any, timeout_s: float = 0.0) -> Any:
         """TxnResponse."""
-        return await self.call("Txn", request)
+        return await self.call("Txn", request, timeout_s=timeout_s)
 
     async def append(self, append: AppendCall) -> Any:
         """TxnResponse of an append."""
@@ -179,9 +179,9 @@ class EtcdClient:
         request = rpc.CompactionRequest(revision=revision, physical=physical)
         return await self.call("Compact", request, timeout_s=30.0 if physical else 0.0)
 
-    async def lease_grant(self, ttl_s: int) -> Any:
+    async def lease_grant(self, ttl_s: int, timeout_s: float = 0.0) -> Any:
         """LeaseGrantResponse; etcd may grant a longer TTL than requested."""
-        return await self.call("LeaseGrant", rpc.LeaseGrantRequest(TTL=ttl_s))
+        return await self.call("LeaseGrant", rpc.LeaseGrantRequest(TTL=ttl_s), timeout_s=timeout_s)
 
     async def lease_revoke(self, lease: int) -> Any:
         """LeaseRevokeResponse. Raises LeaseGone."""

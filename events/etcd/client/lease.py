@@ -35,10 +35,10 @@ class Lease:
         self._client = client
 
     @classmethod
-    async def grant(cls, client: EtcdClient, ttl_s: int) -> Self:
+    async def grant(cls, client: EtcdClient, ttl_s: int, timeout_s: float = 0.0) -> Self:
         """A new lease. Raises CallFailed, NoSpace."""
         sent_at = asyncio.get_running_loop().time()
-        answer = await client.lease_grant(ttl_s)
+        answer = await client.lease_grant(ttl_s, timeout_s)
         return cls(client, answer.ID, answer.TTL, sent_at)
 
     @property

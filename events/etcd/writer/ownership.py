@@ -15,6 +15,10 @@ stream. `regain` therefore checks, in this order:
 
 The owner key's value holds a nonce of this writer, so that a creation whose answer was
 lost is recognized as our own.
+
+A lease whose grant was not answered in time is of no use, and the next try requests another
+one. Where each call takes a little longer than its timeout, no try would succeed. So a call that
+times out doubles the timeout of the following ones, up to half of the TTL, until the stream is owned.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aetcd import rpc
@@ -30,7 +35,7 @@ from msgspec import Struct
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.client.lease import Lease
 from relume.events.etcd.config import BACKOFF_MIN_MS
-from relume.events.etcd.errors import LeaseGone
+from relume.events.etcd.errors import TIMED_OUT, CallFailed, LeaseGone
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader.scan import Scan
 from relume.events.log.damaged_segment import unless_skipped
@@ -73,6 +78,7 @@ class Ownership:
         self._key = self._keys.owner(stream)
         self._value = json.dumps({"owner": name, "nonce": self.nonce}).encode()
         self._fresh: Lease | None = None
+        self._timeout_s = client.config.call_timeout_ms / 1000
 
     async def take(self, wait_s: float) -> Tail:
         """Own the stream, and return where it ends.
@@ -105,8 +111,9 @@ class Ownership:
             await self.give_back()
             raise
 
-    async def regain(self, tail: Tail) -> FoundSegment | None:
+    async def regain(self, tail: Tail, is_gone: bool = False) -> FoundSegment | None:
         """Own the stream again after the lease was lost; `epoch` shows whether it is a new one.
+        `is_gone`: etcd said that the owner key is absent, which spares one call.
 
         Returns Found, without owning it, if the segment after `tail` exists: the
         caller knows whether that is its own. Raises LogUnavailable, Fenced, and LeaseGone
@@ -115,14 +122,14 @@ class Ownership:
         """
         lease = await self._fresh_lease()
         try:
-            if not self.epoch or not await self._rebind(lease):
+            if is_gone or not self.epoch or not await self._rebind(lease):
                 found = await self._recreate(lease, tail)
                 if found is not None:
                     return found
         except LeaseGone as error:
             self._forget(error)
             raise
-        self.lease, self._fresh = lease, None
+        self._bound(lease)
         return None
 
     async def give_back(self) -> None:
@@ -143,7 +150,7 @@ class Ownership:
         lease = await self._fresh_lease()
         compare = [_created(self._key, 0), *self._unmoved(tail)]
         request = rpc.TxnRequest(compare=compare, success=[self._put(lease)], failure=[self._get()])
-        answer = await self._client.txn(request)
+        answer = await self._call(self._client.txn, request)
         self.cluster = answer.header.cluster_id
         if answer.succeeded:
             self.epoch = answer.header.revision
@@ -156,7 +163,7 @@ class Ownership:
             self.epoch = owner[0].create_revision
             if not await self._rebind(lease):
                 return None
-        self.lease, self._fresh = lease, None
+        self._bound(lease)
         return tail
 
     async def _rebind(self, lease: Lease) -> bool:
@@ -166,7 +173,7 @@ class Ownership:
             success=[self._put(lease)],
             failure=[self._get()],
         )
-        answer = await self._client.txn(request)
+        answer = await self._call(self._client.txn, request)
         if answer.succeeded:
             return True
         owner = answer.responses[0].response_range.kvs
@@ -185,7 +192,7 @@ class Ownership:
             success=[self._put(lease)],
             failure=[self._get(), _read(next_key)],
         )
-        answer = await self._client.txn(request)
+        answer = await self._call(self._client.txn, request)
         if answer.succeeded:
             self.epoch = answer.header.revision
             return None
@@ -200,8 +207,27 @@ class Ownership:
 
     async def _fresh_lease(self) -> Lease:
         if self._fresh is None or not self._fresh.alive:
-            self._fresh = await Lease.grant(self._client, self._client.config.lease_ttl_s)
+            self._fresh = await self._call(self._grant, self._client.config.lease_ttl_s)
+        assert self._fresh is not None
         return self._fresh
+
+    async def _grant(self, ttl_s: int, timeout_s: float) -> Lease:
+        return await Lease.grant(self._client, ttl_s, timeout_s)
+
+    async def _call(self, call: Callable[[Any, float], Awaitable[Any]], request: Any) -> Any:
+        """Call etcd. After a timeout the next calls get more time."""
+        try:
+            return await call(request, self._timeout_s)
+        except CallFailed as error:
+            if error.code == TIMED_OUT:
+                longest_s = self._client.config.lease_ttl_s / 2
+                self._timeout_s = max(self._timeout_s, min(2 * self._timeout_s, longest_s))
+            raise
+
+    def _bound(self, lease: Lease) -> None:
+        """The owner key is bound to `lease`."""
+        self.lease, self._fresh = lease, None
+        self._timeout_s = self._client.config.call_timeout_ms / 1000
 
     def _forget(self, error: LogError) -> None:
         """A new lease is not kept alive until it is bound: it may have expired by now."""

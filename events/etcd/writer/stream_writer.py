@@ -424,7 +424,7 @@ class EtcdWriter:
 
     async def _regain(self) -> None:
         old_epoch = self._own.epoch
-        found = await self._own.regain(self._tail)
+        found = await self._own.regain(self._tail, self._lapsed)
         if found is not None:
             append = self._under_way
             if append is None or found.hash != append.hash:
