@@ -77,7 +77,7 @@ PROMISES = {
         ),
     ),
     "I10": Promise(
-        "Recovery ends within its bound.",
+        "Recovery ends within its bound. Time in which its client is away does not count.",
         (
             "engine-stopped",
             "reload-fails",

@@ -100,6 +100,37 @@ def test_i10_starts_over_when_the_gateway_is_killed() -> None:
         assert (found == []) is fine
 
 
+@pytest.mark.parametrize(
+    ("killed", "returned_ms", "fine"),
+    [
+        ("r.r0", 30_000, True),
+        ("r.r0", 27_700, True),
+        ("r.r0", 27_000, False),
+        ("r.r0", 5_050, False),
+        ("r.r1", 30_000, False),
+    ],
+)
+def test_i10_begins_when_the_client_of_a_killed_gateway_returns(
+    killed: str, returned_ms: int, fine: bool
+) -> None:
+    """Composed 174742: the next engine was stopped for 23 s. So was the client away: it returned to r1
+    after the first token."""
+    story = short()
+    story.tell("r.r0", observed(), decided(attempt=2, worker="w1"))
+    cut = story.revision
+    back = v.ClientReturned(request="q1", claim="c", attempt=2, tokens=1, events=0)
+    token = engine_step(queued(attempt=2), v.FirstToken("q1", 2))
+    told = [("w.w1", token, 28_000), ("r.r1", back, returned_ms)]
+    times = {1: 1000, cut: 5000}
+    for stream, event, at_ms in sorted(told, key=lambda one: one[2]):
+        story.tell(stream, event)
+        times[story.revision] = at_ms
+    story.tell("r.r1", ended(attempts=2))
+    groups = timed(story, {**times, story.revision: 30_100})
+    found = i10_recovery_bound.check(groups, [], bound_ms=500, killed=[(killed, 5020)])
+    assert (found == []) is fine
+
+
 def test_i10_finds_a_cut_that_nothing_followed() -> None:
     story = short()
     story.tell("r.r0", observed())

@@ -5,7 +5,8 @@ token, or an honest end, within `bound_ms`. From the clients: no gap in a comple
 longer. A stuck stream is found within its recorded bound and `STUCK_MS`, once its engine made enough
 steps. Times are those of the segments, so hosts' clocks must agree much better than the bound.
 Clocks of one machine do, and a `Log` corrects known jumps. A resumable stream may wait for its
-absent client: its recovery begins when the client returns. A stream that ends as cancelled, that
+absent client: its recovery begins when the client returns. So it is where the replica that served it was
+killed, which breaks its connection: no one waits before the return. A stream that ends as cancelled, that
 the leader ends, or that ends with an unknown number of tokens, had no client. Time in the queue of its
 next engine does not count while requests wait in the queue of each engine that may get any. What a
 fault slows the next engine down by does not count either: up to the first token, and for tokens in doubt
@@ -105,16 +106,17 @@ def check(
     full, waited = list(_full(groups)), _unseen(groups, slowed)
     spans = dict[str, list[tuple[int, int]]]()
     engineless = _engineless(groups, slowed.blind) if slowed.blind else {}
-    owners = {course.request: course.owners for course in courses(groups).values()}
+    by_name = courses(groups)
     for one in recoveries(groups):
-        kills = [ms for stream, ms in killed if stream in owners[one.request] and ms < one.back_ms]
+        course = by_name[one.request]
+        kills = list(_restarts(course, killed, one.back_ms))
         begun_ms, lost_ms = max([one.begun_ms, *kills]), max([one.lost_ms, *kills])
         late = unheard.get(one.resumed_on, ())
         queued, admitted = one.queued_ms
         waits = [(max(since, queued), min(until, admitted)) for since, until in full]
         waits += engineless.get(one.sent_by, ())
         away = [
-            span for owner in owners[one.request] if owner not in still
+            span for owner in course.owners if owner not in still
             for span in unheard.get(owner, ())
         ]  # fmt: skip
         slow_ms = _slowed_ms(slowed, one, one.back_ms)
@@ -139,16 +141,28 @@ def check(
     for worker, since, until in slowed.cut:  # nor could it answer probes
         unheard.setdefault(worker, []).append((since, until))
     out += _stuck(groups, patience, unserved_ms + probes_ms, silences, unheard)
-    for client, course in of_clients(courses(groups), clients):
+    for client, found in of_clients(by_name, clients):
         longest = max(client.gaps_ms, default=0.0)
         bound = bound_ms + patience.get(client.request, 0)
-        if course is not None:
-            bound += waited.get(course.request, 0) + _unread_ms(course, dropped)
-            bound += _covered(spans.get(course.request, ()), 0, 1 << 62)
+        if found is not None:
+            bound += waited.get(found.request, 0) + _unread_ms(found, dropped)
+            bound += _covered(spans.get(found.request, ()), 0, 1 << 62)
         if client.outcome == RequestOutcome.COMPLETED and longest > bound:
             text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
             out.append(Violation(PROMISE, client.request, text))
     return out
+
+
+def _restarts(course: Course, killed: Sequence[tuple[str, int]], back_ms: int) -> Iterator[int]:
+    """When its recovery starts over because a replica that owned it was killed: at the kill, or when the
+    client of that one returned, if it did."""
+    owned = [at for at in course.events if type(at.event) in (v.RequestArrived, v.ClientReturned)]
+    for stream, ms in killed:
+        if stream not in course.owners or ms >= back_ms:
+            continue
+        before = [at.stream for at in owned if at.at_ms <= ms]
+        after = [at.at_ms for at in owned if at.at_ms > ms]
+        yield min(after[0], back_ms) if before[-1:] == [stream] and after else ms
 
 
 def _slowed_ms(slowed: Slowed, one: Recovery, until_ms: int) -> int:
