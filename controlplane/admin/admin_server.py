@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 from typing import Any, Self
 
-import msgspec
 import structlog
 from aiohttp import web
 
-from relume.controlplane.admin import errors, openapi, principals
+from relume.controlplane.admin import openapi, principals
 from relume.controlplane.admin.change_handlers import ChangesApi
 from relume.controlplane.admin.checkpoints_api import CheckpointsApi
 from relume.controlplane.admin.commands import CommandBook
+from relume.controlplane.admin.errors import answer_errors, json_answer
 from relume.controlplane.admin.events_api import EventsApi
-from relume.controlplane.admin.fleet_api import FleetApi, UnhealthyReply
+from relume.controlplane.admin.fleet_api import FleetApi
 from relume.controlplane.admin.models import CommandInfo
 from relume.controlplane.admin.recent_events import History, OlderLog
 from relume.controlplane.admin.request_book import RequestBook
@@ -28,7 +27,6 @@ from relume.controlplane.telemetry.metrics_page import CONTENT_TYPE, Metrics
 from relume.controlplane.ui.live_moments import LiveMoments
 from relume.controlplane.ui.moment_feed import MomentFeed
 from relume.controlplane.ui.ui_api import UiApi
-from relume.events.log.errors import RelumeError
 from relume.events.log.interface import LogReader, RevisionGroup
 from relume.events.vocabulary.enums import CommandState
 
@@ -88,7 +86,7 @@ class AdminServer:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.config.admin_port}"
 
     async def __aenter__(self) -> Self:
-        app = web.Application(middlewares=[self._errors], client_max_size=MAX_BODY_BYTES)
+        app = web.Application(middlewares=[answer_errors], client_max_size=MAX_BODY_BYTES)
         for route in self.routes:
             app.router.add_route(route.method, route.path, self._handler(route))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
@@ -141,50 +139,9 @@ class AdminServer:
             if isinstance(answer, web.StreamResponse):
                 return answer
             pending = isinstance(answer, CommandInfo) and answer.state == CommandState.ACCEPTED
-            return _json(answer, 202 if pending else 200)
+            return json_answer(answer, 202 if pending else 200)
 
         return handle
-
-    @web.middleware
-    async def _errors(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except RelumeError as error:
-            row = errors.answer_for(error)
-            param = getattr(error, "param", None)
-            if row.status >= 500:
-                log.warning("admin_failed", path=request.path, reason=str(error))
-            return _json(errors.body(str(error), row.type, row.code, param), row.status)
-        except UnhealthyReply as unserving:
-            return _json(unserving.health, 503)
-        except web.HTTPException as refused:
-            kind = "not_found_error" if refused.status == 404 else "invalid_request_error"
-            text = f"{request.method} {request.path}: {refused.reason}; see /admin/v1/openapi.json"
-            answer = _json(errors.body(text, kind, f"http_{refused.status}"), refused.status)
-            if "Allow" in refused.headers:
-                answer.headers["Allow"] = refused.headers["Allow"]
-            return answer
-        except asyncio.CancelledError:
-            raise
-        except Exception:  # the process edge: a bug in one answer must not end the replica
-            log.exception("admin_bug", path=request.path)
-            return _json(
-                errors.body("internal error; see the log", "server_error", "internal"), 500
-            )
-
-
-def _json(body: Any, status: int) -> web.Response:
-    headers = {"Cache-Control": "no-store"}
-    if status in errors.RETRY_AFTER_S:
-        headers["Retry-After"] = errors.RETRY_AFTER_S[status]
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.Response(
-        body=msgspec.json.encode(body),
-        status=status,
-        content_type="application/json",
-        headers=headers,
-    )
 
 
 def _version() -> str:

@@ -1,9 +1,13 @@
-"""Errors of the admin API, and the one table that maps them to HTTP."""
+"""Errors of the admin API, the one table that maps them to HTTP, and answers in JSON."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import msgspec
+import structlog
+from aiohttp import web
 from msgspec import Struct
 
 from relume.controlplane.history.errors import HistoryGap
@@ -15,6 +19,8 @@ from relume.events.log.errors import (
     LogUnavailable,
     RelumeError,
 )
+
+log = structlog.get_logger("relume.admin")
 
 
 class AdminError(RelumeError):
@@ -52,6 +58,14 @@ class TooFewWorkers(Conflict):
 
 class TooManyFollowers(AdminError):
     """The bound on open event streams is reached."""
+
+
+class UnhealthyReply(Exception):
+    """Not an error: /health answers 503 with its usual body."""
+
+    def __init__(self, status: str, health: Struct) -> None:
+        super().__init__(status)
+        self.health = health
 
 
 class Answer(Struct, frozen=True):
@@ -92,3 +106,45 @@ def answer_for(error: RelumeError) -> Answer:
 def body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
     """An error body in OpenAI's shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def json_answer(answer: Any, status: int = 200) -> web.Response:
+    """`answer` as JSON, never stored by caches."""
+    headers = {"Cache-Control": "no-store"}
+    if status in RETRY_AFTER_S:
+        headers["Retry-After"] = RETRY_AFTER_S[status]
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.Response(
+        body=msgspec.json.encode(answer),
+        status=status,
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Turn what a handler raises into an answer."""
+    try:
+        return await handler(request)
+    except RelumeError as error:
+        row = answer_for(error)
+        param = getattr(error, "param", None)
+        if row.status >= 500:
+            log.warning("admin_failed", path=request.path, reason=str(error))
+        return json_answer(body(str(error), row.type, row.code, param), row.status)
+    except UnhealthyReply as unserving:
+        return json_answer(unserving.health, 503)
+    except web.HTTPException as refused:
+        kind = "not_found_error" if refused.status == 404 else "invalid_request_error"
+        text = f"{request.method} {request.path}: {refused.reason}; see /admin/v1/openapi.json"
+        answer = json_answer(body(text, kind, f"http_{refused.status}"), refused.status)
+        if "Allow" in refused.headers:
+            answer.headers["Allow"] = refused.headers["Allow"]
+        return answer
+    except asyncio.CancelledError:
+        raise
+    except Exception:  # the process edge: a bug in one answer must not end the replica
+        log.exception("admin_bug", path=request.path)
+        return json_answer(body("internal error; see the log", "server_error", "internal"), 500)

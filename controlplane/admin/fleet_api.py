@@ -9,7 +9,7 @@ from pathlib import Path
 from aiohttp import web
 
 from relume.controlplane.admin import models as m
-from relume.controlplane.admin.errors import NotFound
+from relume.controlplane.admin.errors import NotFound, UnhealthyReply
 from relume.controlplane.admin.recent_events import Cursor, History
 from relume.controlplane.admin.request_book import (
     RequestBook,
@@ -141,7 +141,7 @@ class FleetApi:
         """GET /health: 200 while the fleet can accept a request, else 503."""
         health = self._health()
         if not health.serving:
-            raise UnhealthyReply(health)
+            raise UnhealthyReply(health.status, health)
         return health
 
     async def live(self, request: web.Request) -> m.Health:
@@ -209,14 +209,6 @@ class FleetApi:
                     book.note(entry)
         name = book.find(wanted)
         return name, book.courses.get(name)
-
-
-class UnhealthyReply(Exception):
-    """Not an error: /health answers 503 with its usual body."""
-
-    def __init__(self, health: m.Health) -> None:
-        super().__init__(health.status)
-        self.health = health
 
 
 def spool_bytes(config: ServeConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -44,6 +44,17 @@ class RequestHistory:
             self.ended = event
         elif type(event) is v.RouteDecided:
             self.journalled.pop(event.attempt, None)
+
+    def until(self, revision: int) -> RequestHistory:
+        """The part up to `revision`."""
+        part = RequestHistory()
+        for entry in self.entries:
+            if entry.revision <= revision:
+                part.add(entry)
+        for attempt, (entry, dispatch) in self.journalled.items():
+            if entry.revision <= revision:
+                part.journalled[attempt] = (entry, dispatch)
+        return part
 
     def decided(self, attempt: int) -> bool:
         """Whether the decision for `attempt` is among the entries."""
@@ -165,12 +176,19 @@ def request_info(request: str, course: RequestHistory | None, live: Request | No
 def newest_requests(book: RequestBook, fleet: Fleet, search: str = "") -> Iterator[RequestInfo]:
     """Requests, newest first: the book's, then the fold's live ones that precede this replica. With
     `search`, those whose id or client's id contains it."""
-    for request, course in reversed(book.courses.items()):
-        if (course.entries or request in fleet.requests) and _is_named(request, course, search):
-            yield request_info(request, course, fleet.requests.get(request))
+    yield from requests_of(reversed(book.courses.items()), fleet, search)
     for request, live in reversed(fleet.requests.items()):
         if request not in book.courses and (search in request or search in live.client_id):
             yield request_info(request, None, live)
+
+
+def requests_of(
+    courses: Iterable[tuple[str, RequestHistory]], fleet: Fleet, search: str = ""
+) -> Iterator[RequestInfo]:
+    """The requests of these courses, or of those whose id or client's id contains `search`."""
+    for request, course in courses:
+        if (course.entries or request in fleet.requests) and _is_named(request, course, search):
+            yield request_info(request, course, fleet.requests.get(request))
 
 
 def _is_named(request: str, course: RequestHistory, search: str) -> bool:

@@ -135,6 +135,7 @@ For older ones name the archive of the log with --log.""",
         """
   relume replay --verify             exit 1 if a decision differs, 5 if it cannot be retaken
   relume replay --at 120             the fleet as it was after revision 120
+  relume replay --ui incident.rlog   the log in a browser, at any moment
   relume replay --debug              step forward and back, break, why, diff, what-if
   relume replay --sqlite log.db      events, decisions, candidates, requests, workers as tables
   relume replay --debug --log incident.rlog --do incidents --do 'incident 1'

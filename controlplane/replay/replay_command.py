@@ -96,6 +96,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="step through the log at a prompt, or by commands from a pipe (its `help` lists them)",
     )
     parser.add_argument(
+        "--ui",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="show the log in a browser, at any moment, until Ctrl-C: a stored log, an archive's "
+        "directory, or without FILE the log that --log or --etcd names",
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, help="port of --ui on this machine (default: a free one)"
+    )
+    parser.add_argument(
         "--do", action="append", metavar="COMMAND", help="run this at the debugger's prompt instead"
     )
     _source(parser)
@@ -114,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
     build cannot retake every decision."""
     if args.sqlite:
         return _sqlite(args)
+    if args.ui is not None:
+        return _page(args)
     history = _load(args)
     if args.debug or args.do:
         return _debug(args, history)
@@ -139,6 +152,14 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print_state(report, history)
     return 0 if verdict is None else _exit_code(verdict)
+
+
+def _page(args: argparse.Namespace) -> int:
+    """The log in a browser."""
+    from relume.controlplane.ui.replay_page import show_page
+
+    args.log = args.ui or args.log
+    return show_page(_load(args), args.port, args.at)
 
 
 def _exit_code(verdict: Verdict) -> int:

@@ -25,11 +25,21 @@ SHOWN_REQUESTS = 100
 SHOWN_INCIDENTS = 50
 
 
+class RecordedPlace(Struct, frozen=True, kw_only=True):
+    """Where a moment is in a stored log: after `place` transactions and `decision` of those with
+    decisions. `events` of the transaction that led there, without frequent ones."""
+
+    place: int
+    decision: int
+    events: list[m.EventInfo]
+
+
 class Head(Struct, frozen=True, kw_only=True):
     """What a moment says of the whole fleet. `replica` answered at `at_ms`, its wall clock, with the
     log up to `revision`. `log_silent_ms`: since the newest record; `unwritten`: events of this replica
     that etcd does not have yet. `degradation` is its mode. `requests_known`: those that a search can
-    find in memory."""
+    find in memory. `recorded`: the place, if the moment is one of a stored log; then `at_ms` is the
+    time of its last record, and the log counts as healthy."""
 
     replica: str
     leader: str
@@ -45,6 +55,7 @@ class Head(Struct, frozen=True, kw_only=True):
     decisions: int
     degradation: str
     requests_known: int
+    recorded: RecordedPlace | None = None
 
 
 class Lane(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,6 +17,9 @@ from relume.controlplane.admin.errors import NotFound
 
 FOLDER = Path(__file__).with_name("static")
 INDEX = "index.html"
+LIVE = b'<meta name="relume-source" content="live">'
+RECORDING = b'<meta name="relume-source" content="recording">'
+"""What the document says of the server behind it."""
 KINDS = {
     ".html": "text/html",
     ".css": "text/css",
@@ -58,12 +61,14 @@ class StaticFile(Struct, frozen=True):
     tag: str
 
 
-def read_files(folder: Path = FOLDER) -> dict[str, StaticFile]:
-    """The files by name. Raises OSError."""
+def read_files(recording: bool = False) -> dict[str, StaticFile]:
+    """The files by name, for a live replica or for a stored log. Raises OSError."""
     found = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(FOLDER.iterdir()):
         if path.suffix in KINDS:
             plain = path.read_bytes()
+            if recording and path.name == INDEX:
+                plain = plain.replace(LIVE, RECORDING)
             found[path.name] = StaticFile(
                 kind=KINDS[path.suffix],
                 plain=plain,
@@ -74,10 +79,10 @@ def read_files(folder: Path = FOLDER) -> dict[str, StaticFile]:
 
 
 class StaticFiles:
-    """Handlers of `/ui`."""
+    """Handlers of `/ui`, of a live replica or of a stored log."""
 
-    def __init__(self) -> None:
-        self._files = read_files()
+    def __init__(self, recording: bool = False) -> None:
+        self._files = read_files(recording)
 
     async def document(self, request: web.Request) -> web.StreamResponse:
         """GET /ui/: the page."""

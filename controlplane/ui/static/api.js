@@ -17,8 +17,12 @@ export const token = {
   clear: () => sessionStorage.removeItem(KEY),
 };
 
+/** Added to each call: of a stored log, the place that is shown. */
+export const always = {};
+
 async function open(path, query, signal) {
   const url = new URL(path, BASE);
+  query = { ...always, ...query };
   for (const [name, value] of Object.entries(query)) if (value !== "" && value !== undefined) url.searchParams.set(name, value);
   const headers = token.get() ? { Authorization: `Bearer ${token.get()}` } : {};
   const answer = await fetch(url, { headers, signal, credentials: "omit", cache: "no-store" });

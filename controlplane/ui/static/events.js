@@ -1,6 +1,6 @@
 // The event stream with its filters. Only the newest rows are elements.
 
-import { follow } from "./api.js";
+import { follow, get } from "./api.js";
 import { byId, h } from "./dom.js";
 import { clock, number } from "./words.js";
 
@@ -23,6 +23,7 @@ export const PRESETS = {
 
 export class Events {
   constructor(openRequest, failed) {
+    this.past = false;
     this.openRequest = openRequest;
     this.failed = failed;
     this.list = byId("event-list");
@@ -50,6 +51,23 @@ export class Events {
     });
   }
 
+  /** Of a stored log: the newest up to the place that is shown. */
+  async showPast() {
+    clearTimeout(this.again);
+    this.past = true;
+    byId("event-pause").hidden = true;
+    this.calling?.abort();
+    this.calling = new AbortController();
+    try {
+      const page = await get("events", { ...this.#query(""), tail: "", limit: TAIL }, this.calling.signal);
+      this.list.replaceChildren(...page.events.reverse().map((event) => this.#row(event)));
+      if (!page.events.length) this.list.replaceChildren(h("li", { class: "empty" }, "No such event up to here."));
+      this.#note("up to this moment");
+    } catch (error) {
+      if (error.name !== "AbortError") this.#note(error.message);
+    }
+  }
+
   stop() {
     this.stopFollowing?.();
     clearTimeout(this.again);
@@ -63,7 +81,7 @@ export class Events {
 
   #again(ms) {
     clearTimeout(this.again);
-    this.again = setTimeout(() => this.start(), ms);
+    this.again = setTimeout(() => (this.past ? this.showPast() : this.start()), ms);
   }
 
   #pause() {

@@ -1,6 +1,6 @@
 // The page: signs in, follows the moments, and hands each to the parts.
 
-import { follow, get, token } from "./api.js";
+import { always, follow, get, token } from "./api.js";
 import { showCapacity } from "./capacity.js";
 import { byId, h, replaceIf } from "./dom.js";
 import { Events } from "./events.js";
@@ -8,6 +8,7 @@ import { incidentDetail, Incidents } from "./incidents.js";
 import { Fleet, holds } from "./lanes.js";
 import { Moment } from "./moment.js";
 import { Requests } from "./requests.js";
+import { Scrubber } from "./scrubber.js";
 import { whyDetail } from "./why.js";
 import { counted, duration, number, share, STATE_TEXT, stateText, WORKER_STATES } from "./words.js";
 
@@ -26,6 +27,37 @@ const requests = new Requests((id) => go("request", id), failed);
 const events = new Events((id) => go("request", id), failed);
 
 // --- signing in ------------------------------------------------------------------------------
+
+const isRecording = document.querySelector('meta[name="relume-source"]').content === "recording";
+let scrubber = null;
+
+/** A stored log: no connection to follow, a place to choose. */
+async function startPast() {
+  try {
+    const recording = await get("recording");
+    byId("page").hidden = byId("parts").hidden = false;
+    scrubber = new Scrubber(recording, takePast, go, pastFailed);
+    document.title = `Relume: ${recording.origin}`;
+    byId("connection").textContent = `Recording: ${recording.origin}`;
+    const { revision } = address();
+    await scrubber.go(revision ? { revision } : { place: recording.places });
+    route();
+  } catch (error) {
+    pastFailed(error);
+  }
+}
+
+function takePast(data) {
+  always.place = data.head.recorded.place;
+  byId("connection").className = "connection ok";
+  take("moment", data);
+  events.showPast();
+}
+
+function pastFailed(error) {
+  byId("connection").textContent = error.message;
+  byId("connection").className = "connection warn";
+}
 
 function start() {
   stopFollowing();
@@ -112,7 +144,7 @@ function summary() {
     ["Requests ended", number(head.ended)],
     ["Leader", lead],
     ["Replicas", `${number([...moment.replicas.values()].filter((one) => one.alive).length)} of ${number(moment.replicas.size)} alive`],
-    ["Log", `${head.log_healthy ? "written" : "etcd is away"}, revision ${number(head.revision)}`],
+    ["Log", `${head.recorded ? "recorded" : head.log_healthy ? "written" : "etcd is away"}, revision ${number(head.revision)}`],
   ];
   replaceIf(byId("totals"), JSON.stringify(rows), () => rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
@@ -143,6 +175,7 @@ function others(lanes) {
 }
 
 function connection() {
+  if (isRecording) return;
   const box = byId("connection");
   const age = performance.now() - takenAt;
   let text = "Connecting";
@@ -178,15 +211,21 @@ function go(kind, name) {
   location.hash = `${kind}=${encodeURIComponent(name)}`;
 }
 
+/** What the address names: details of one kind, and of a stored log a revision. */
+function address() {
+  return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+}
+
 async function route() {
   clearTimeout(refresh);
   calling?.abort();
-  const [kind, encoded] = location.hash.slice(1).split("=");
-  if (!encoded || !DETAILS[kind] || byId("page").hidden) {
+  const wanted = address();
+  const kind = Object.keys(DETAILS).find((one) => wanted[one]);
+  if (!kind || byId("page").hidden) {
     if (dialog.open) dialog.close();
     return;
   }
-  const name = decodeURIComponent(encoded);
+  const name = wanted[kind];
   const shown = `${kind} ${name}`;
   if (!dialog.open) {
     opener = placeOf(document.activeElement);
@@ -223,16 +262,17 @@ const TITLES = {
 const DETAILS = {
   request: async (name, signal) => {
     const story = await get(`requests/${encodeURIComponent(name)}/why`, {}, signal);
-    return [whyDetail(story), !story.outcome];
+    const past = isRecording && { revision: moment.head.revision, show: showRevision };
+    return [whyDetail(story, past), !story.outcome && !isRecording];
   },
   incident: async (name, signal) => {
     const incident = await get(`incidents/${encodeURIComponent(name)}`, {}, signal);
-    return [incidentDetail(incident, (id) => go("request", id)), incident.open];
+    return [incidentDetail(incident, (id) => go("request", id)), incident.open && !isRecording];
   },
   worker: async (name) => {
     const lane = moment?.lanes.get(name);
     if (!lane) throw new Error(`No worker ${name} in this fleet.`);
-    return [workerDetail(lane), true];
+    return [workerDetail(lane), !isRecording];
   },
 };
 
@@ -264,6 +304,11 @@ function workerDetail(lane) {
   ];
 }
 
+function showRevision(revision) {
+  closeDetail();
+  scrubber.go({ revision });
+}
+
 function closeDetail() {
   history.replaceState(null, "", location.pathname);
   route();
@@ -291,6 +336,9 @@ addEventListener("keydown", (event) => {
   if (event.key === "/" && !event.target.closest("input, select, textarea") && !dialog.open) {
     event.preventDefault();
     byId("request-search").focus();
+  } else if (scrubber && !event.target.closest("input[type=search], select, textarea") && !dialog.open) {
+    if (event.key === "[") scrubber.previous();
+    if (event.key === "]") scrubber.next();
   }
 });
 
@@ -299,13 +347,13 @@ addEventListener("keydown", (event) => {
 let hiding = 0;
 document.addEventListener("visibilitychange", () => {
   clearTimeout(hiding);
-  if (document.hidden) {
+  if (document.hidden && !isRecording) {
     hiding = setTimeout(() => {
       stopFollowing();
       events.stop();
       hiding = -1;
     }, HIDDEN_MS);
-  } else if (hiding === -1 && !byId("page").hidden) {
+  } else if (!isRecording && hiding === -1 && !byId("page").hidden) {
     hiding = 0;
     start();
     events.start();
@@ -318,4 +366,5 @@ if (given) {
   token.set(decodeURIComponent(given[1]));
   history.replaceState(null, "", location.pathname);
 }
-start();
+if (isRecording) startPast();
+else start();

@@ -34,6 +34,7 @@ export class Requests {
   show(moment) {
     this.moment = moment;
     this.#draw();
+    if (moment.head.recorded && this.found) this.#soon(0);
   }
 
   #query() {
@@ -60,7 +61,7 @@ export class Requests {
       this.failed(error);
     }
     this.#draw();
-    this.#soon(document.hidden ? 10 * REFRESH_MS : REFRESH_MS);
+    if (!this.moment?.head.recorded) this.#soon(document.hidden ? 10 * REFRESH_MS : REFRESH_MS);
   }
 
   #draw() {

@@ -23,23 +23,32 @@ const TONES = {
   engine_finished: ["ok", "check"],
 };
 
-export function whyDetail(story) {
+/** `past`: of a stored log, the revision that is shown, and how to show another; else nothing. */
+export function whyDetail(story, past) {
   const began = story.steps[0]?.at_ms ?? 0;
   return [
     h("p", { class: "lead" }, story.headline),
     story.complete ? null : h("p", { class: "notice" }, "The log is long: this story is not complete. `relume why` reads all of it."),
-    h("ol", { class: "story" }, story.steps.map((step) => stepItem(step, began))),
+    h("ol", { class: "story" }, story.steps.map((step) => stepItem(step, began, past))),
+    past ? h("p", { class: "muted" }, "A click on a time shows the fleet at that moment. Steps marked as later come after the moment that is shown.") : null,
     h("p", { class: "muted" }, `Read from revision ${number(story.since)} on. In a terminal: `, h("code", {}, `relume why ${story.request}`)),
   ];
 }
 
-function stepItem(step, began) {
+function placeButton(step, since, past) {
+  const label = `Show the fleet at revision ${revisionOf(step)}`;
+  return h("button", { type: "button", class: "link", title: label, "aria-label": `${since}: ${label}`, on: { click: () => past.show(revisionOf(step)) } }, step.at_ms ? since : `revision ${revisionOf(step)}`);
+}
+
+const revisionOf = (step) => Number(step.id.split(".")[0]);
+
+function stepItem(step, began, past) {
   const [first, ...details] = [step.text, ...step.details];
   const since = step.at_ms === began ? clock(step.at_ms, true) : `${step.at_ms >= began ? "+" : ""}${step.at_ms - began} ms`;
   return h(
     "li",
-    {},
-    h("div", { class: "when" }, h("time", {}, step.at_ms ? since : "–"), h("small", {}, `${step.stream}:${step.position}`)),
+    { class: past && revisionOf(step) > past.revision ? "later" : undefined },
+    h("div", { class: "when" }, past ? placeButton(step, since, past) : h("time", {}, step.at_ms ? since : "–"), h("small", {}, `${step.stream}:${step.position}`)),
     h(
       "div",
       { class: "what" },
