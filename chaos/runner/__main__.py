@@ -22,12 +22,13 @@ from relume.chaos.runner.cases import Case, case_of, fixed_yaml, scenario_yaml
 from relume.chaos.runner.fuzz_progress import fuzz_command
 from relume.chaos.runner.judge import judge
 from relume.chaos.runner.report import verdict_text as telling
-from relume.chaos.runner.report.report_command import EXIT, report_command
+from relume.chaos.runner.report.report_command import EXIT, report_command, show_run
 from relume.chaos.runner.shrink import NotFailing, shrink, size_of
 from relume.chaos.scenario.catalogue import FAULTS
 from relume.chaos.scenario.problems import Problem, ScenarioError
 from relume.chaos.scenario.request_traces import TraceError
-from relume.controlplane.cli.output import print_lines
+from relume.controlplane.cli.admin_client import CliError
+from relume.controlplane.cli.output import print_error, print_lines
 from relume.events.log.errors import LogError
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -92,7 +93,10 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     report = commands.add_parser("report", help="show a stored run")
     report.add_argument("folder", type=Path, metavar="RUN", help="folder of the run")
     report.add_argument(
-        "--html", type=Path, metavar="FILE", help="write one HTML page with everything"
+        "--ui", action="store_true", help="show the run and its log in a browser, until Ctrl-C"
+    )
+    report.add_argument(
+        "--port", type=int, default=0, help="port of --ui on this machine (default: a free one)"
     )
     report.add_argument("--json", action="store_true", help="print verdict and timeline as JSON")
     return parser.parse_args(argv)
@@ -158,7 +162,13 @@ def _shrink(given: argparse.Namespace) -> int:
 
 def _report(given: argparse.Namespace) -> int:
     outcome, run = artifacts.outcome_in(given.folder)
-    return report_command(outcome, run, judge(outcome), given.html, given.json)
+    if not given.ui:
+        return report_command(outcome, run, judge(outcome), given.json)
+    try:
+        return show_run(outcome, run, judge(outcome), given.port)
+    except CliError as error:
+        print_error(f"relume-chaos report: {error}")
+        return error.code
 
 
 def _say(line: str) -> None:

@@ -65,7 +65,8 @@ class Mark(Struct, frozen=True, kw_only=True):
 
 class Recording(Struct, frozen=True, kw_only=True):
     """A stored log. `origin`: where it comes from. It has `places`, from 0 (before its first transaction)
-    on, and `decisions` at some of them. `density`: decisions in equal parts of the places."""
+    on, and `decisions` at some of them. `density`: decisions in equal parts of the places.
+    `has_report`: there is a report of the run that made it."""
 
     origin: str
     places: int
@@ -74,6 +75,7 @@ class Recording(Struct, frozen=True, kw_only=True):
     decisions: int
     density: list[int]
     incidents: list[Mark]
+    has_report: bool = False
 
 
 class RecordedFleet:
@@ -86,12 +88,16 @@ class RecordedFleet:
         self._failures = RecordedIncidents()
         self._seldom: list[Entry] = []
         self._steps: list[int] = []
+        self._times: list[int] = [0]
+        """By place, the latest time up to it."""
         self._read()
         self._names = [(name, _first(c)) for name, c in self._book.courses.items()]
         self._names.sort(key=_revision)
 
     def _read(self) -> None:
         for place, group in enumerate(self.timeline.groups, 1):
+            times = [segment.at_ms for segment in group.segments]
+            self._times.append(max(self._times[-1], *times, 0))
             for entry in entries_of(group):
                 self._book.note(entry)
                 self._failures.take(entry)
@@ -137,6 +143,10 @@ class RecordedFleet:
             return self._steps[at] if at < len(self._steps) else self.timeline.end
         at = bisect_right(self._steps, place - 1)
         return self._steps[at - 1] if at else 0
+
+    def place_at(self, at_ms: int) -> int:
+        """The last place of this time or before."""
+        return max(bisect_right(self._times, at_ms) - 1, 0)
 
     def moment(self, place: int) -> Moment:
         """The fleet as it was after the transaction at `place`."""

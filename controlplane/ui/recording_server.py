@@ -11,6 +11,8 @@ from itertools import islice
 from typing import Any, Self
 
 from aiohttp import web
+from msgspec import Struct
+from msgspec.structs import replace
 
 from relume.controlplane.admin import models as m
 from relume.controlplane.admin import principals
@@ -30,13 +32,17 @@ STEPS = {"next": True, "previous": False}
 
 
 class RecordingServer:
-    """Async context manager: inside, the page answers at `url`. `port` 0: a free one.
+    """Async context manager: inside, the page answers at `url`. `port` 0: a free one. `report`: what
+    the page shows of the run that made the log (of chaos runs; `static/report.js` reads it).
 
     Raises OSError (port in use).
     """
 
-    def __init__(self, recorded: RecordedFleet, port: int = 0) -> None:
+    def __init__(
+        self, recorded: RecordedFleet, port: int = 0, report: Struct | None = None
+    ) -> None:
         self.recorded = recorded
+        self._report = report
         self._port = port
         self._auth = principals.Authenticator({})
         self._files = StaticFiles(recording=True)
@@ -52,6 +58,7 @@ class RecordingServer:
         app = web.Application(middlewares=[answer_errors])
         for path, answer in (
             ("/recording", self._recording),
+            ("/report", self._report_of_run),
             ("/moment", self._moment),
             ("/requests", self._requests),
             ("/requests/{id}/why", self._why),
@@ -90,11 +97,19 @@ class RecordingServer:
     # --- handlers ------------------------------------------------------------------------
 
     def _recording(self, request: web.Request) -> Recording:
-        return self.recorded.recording()
+        return replace(self.recorded.recording(), has_report=self._report is not None)
+
+    def _report_of_run(self, request: web.Request) -> Struct:
+        if self._report is None:
+            raise NotFound("this log has no report of a run")
+        return self._report
 
     def _moment(self, request: web.Request) -> Moment:
-        """At `place`, at `revision`, or at the `next` or `previous` decision from `place`."""
+        """At `place`, at `revision`, at the time `at_ms`, or at the `next` or `previous` decision from
+        `place`."""
         query = request.query
+        if "at_ms" in query:
+            return self.recorded.moment(self.recorded.place_at(_number(query, "at_ms")))
         if "revision" in query:
             return self.recorded.moment(self.recorded.timeline.place(_number(query, "revision")))
         place = _number(query, "place")

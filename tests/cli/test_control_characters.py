@@ -150,7 +150,7 @@ def test_a_report_of_a_run_escapes_it(capsys: pytest.CaptureFixture) -> None:
     text = msgspec.structs.replace(
         verdict, scenario=f"s{HOSTILE}", why=(f"why{HOSTILE}",), unknown=2
     )
-    report_command(outcome(), run, text, None, False)
+    report_command(outcome(), run, text, False)
     out = capsys.readouterr().out
     shows_escapes(out)
     assert r"why\x1b" in out and r"s\x1b" in out

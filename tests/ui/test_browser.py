@@ -14,14 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from relume.chaos.runner import artifacts
+from relume.chaos.runner.judge import judge
+from relume.chaos.runner.report.run_report import run_report
+from relume.chaos.runner.report.timeline import timeline
 from relume.controlplane.admin.admin_server import AdminServer
-from relume.controlplane.replay.recorded_log import from_file
+from relume.controlplane.replay.recorded_log import History, from_file
 from relume.controlplane.ui.recorded_fleet import RecordedFleet
 from relume.controlplane.ui.recording_server import RecordingServer
 from relume.events import vocabulary as v
 from tests.admin.scene import VIEWER
 from tests.admin.scene import Scene as AdminScene
 from tests.replay.frozen import FOLDER
+from tests.runner.conftest import GOOD
 from tests.ui.browser import CHROMIUM, Page, browser
 from tests.ui.fleet import busy_fleet, fill, kill_one, load
 
@@ -342,3 +347,32 @@ async def test_a_stored_log_is_stepped_through(page: Page, axe: str):
         assert (
             await text(page, "#headline") == "No worker has registered. No request can be accepted."
         )
+
+
+async def test_a_chaos_run_is_shown_above_its_log(page: Page, axe: str, tmp_path: Path):
+    artifacts.keep(tmp_path, GOOD, judge(GOOD), "relume-chaos run recorded --seed 7")
+    outcome, run = artifacts.outcome_in(tmp_path)
+    report = run_report(timeline(outcome), judge(outcome), run)
+    recorded = RecordedFleet(
+        History(groups=list(outcome.groups), origin="recorded, seed 7: passed")
+    )
+    async with RecordingServer(recorded, report=report) as server:
+        await page.open(server.url)
+        await page.until("!document.getElementById('run').hidden")
+        await page.look(height=1500)
+        assert "passed" in await text(page, "#run-body") and "engine-kill" in await text(
+            page, "#run-body"
+        )
+        assert await page.evaluate("document.querySelectorAll('.chart .again').length") >= 14
+        assert await page.evaluate("document.querySelectorAll('.chart .point').length") == 2 * 56
+        await page.screenshot(SHOTS / "chaos-run.png")
+        assert await findings(page, axe) == []
+        struck = report.struck[0].from_ms + 300
+        place = await page.evaluate(
+            "(() => { const b = document.querySelector('.chart').getBoundingClientRect();"
+            f" return b.left + b.width * (90 + 1060 * {struck} / {report.ends_ms}) / 1160; }})()"
+        )
+        await page.evaluate(
+            f"document.querySelector('.chart').dispatchEvent(new MouseEvent('click', {{clientX: {place}}}))"
+        )
+        await page.until("document.getElementById('headline').innerText.includes('dead')")

@@ -8,6 +8,7 @@ import { incidentDetail, Incidents } from "./incidents.js";
 import { Fleet, holds } from "./lanes.js";
 import { Moment } from "./moment.js";
 import { Requests } from "./requests.js";
+import { showReport } from "./report.js";
 import { Scrubber } from "./scrubber.js";
 import { whyDetail } from "./why.js";
 import { counted, duration, number, share, STATE_TEXT, stateText, WORKER_STATES } from "./words.js";
@@ -37,6 +38,7 @@ async function startPast() {
     const recording = await get("recording");
     byId("page").hidden = byId("parts").hidden = false;
     scrubber = new Scrubber(recording, takePast, go, pastFailed);
+    if (recording.has_report) showReport(await get("report"), showPlace, go);
     document.title = `Relume: ${recording.origin}`;
     byId("connection").textContent = `Recording: ${recording.origin}`;
     const { revision } = address();
@@ -302,6 +304,11 @@ function workerDetail(lane) {
     h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     h("button", { type: "button", on: { click: mine } }, `Requests of ${lane.name}`),
   ];
+}
+
+function showPlace(query) {
+  scrubber.go(query);
+  byId("scrubber").scrollIntoView({ block: "center" });
 }
 
 function showRevision(revision) {
