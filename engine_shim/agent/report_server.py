@@ -46,6 +46,7 @@ _STEP_TAGS = (
     b"\xb1restore_started/1",
     b"\xaerestore_done/1",
     b"\xb0restore_failed/1",
+    b"\xaflink_measured/1",
     b"\xb2streams_reported/1",
     b"\xb7prefix_blocks_changed/1",
 )
@@ -54,8 +55,8 @@ _UCRED = struct.Struct("3i")
 
 def is_step(record: bytes) -> bool:
     """Whether `record` is an array headed by the tag of an event engines write (a step, the
-    progress of a restore, statistics of buffered streams, a change of its prefix cache). Checks no
-    more."""
+    progress of a restore, the speed of a link, statistics of buffered streams, a change of its prefix
+    cache). Checks no more."""
     return record[:1] >= b"\x90" and record[:1] <= b"\x9f" and record.startswith(_STEP_TAGS, 1)
 
 

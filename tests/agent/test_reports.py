@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -13,16 +14,23 @@ from typing import TypeVar
 import pytest
 
 from relume.chaos.damaged_bytes import UNREADABLE
-from relume.engine_shim.agent import unread_reports
+from relume.engine_shim.agent import report_server, unread_reports
 from relume.engine_shim.agent.agent_logging import make_logger
 from relume.engine_shim.agent.journal import Journal
 from relume.engine_shim.agent.report_server import Readable, ReportServer, is_step, readable
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
-from relume.events.log.codec import decode, encode
+from relume.events.log.codec import TAGS, decode, encode
 from relume.events.log.errors import LogFull
 from relume.events.log.memory import MemoryLog, MemoryWriter
-from relume.events.vocabulary import EngineDied, EngineStep, ReportsDropped, RequestQueued, Tick
+from relume.events.vocabulary import (
+    EngineDied,
+    EngineStep,
+    LinkMeasured,
+    ReportsDropped,
+    RequestQueued,
+    Tick,
+)
 from relume.events.wire.reports import Hello, Ready, frame, hello_frame, ready_frame
 from tests.agent.stage import staged
 from tests.mixed_versions.next_build import NEXT, NoteWritten, WeatherReported, next_build
@@ -115,6 +123,33 @@ def test_only_step_records_pass_as_steps() -> None:
     assert not is_step(b"")
     assert not is_step(b"\xadengine_step/1")
     assert not is_step(b"\x81\xadengine_step/1")
+
+
+def test_every_event_that_engines_make_passes_as_a_step() -> None:
+    """An event that the agent does not know damages the trust in its engine, which is restarted."""
+    kinds = {kind.__name__: tag for tag, kind in TAGS.items()}
+    shim = Path(report_server.__file__).parents[1]
+    made = {
+        name
+        for folder in ("engine", "checkpoints", "plain")
+        for path in sorted((shim / folder).rglob("*.py"))
+        if "daemon" not in path.relative_to(shim).parts
+        for name in re.findall(r"\b([A-Z]\w+)\(", path.read_text())
+        if name in kinds
+    }
+    assert {"EngineStep", "RestoreDone", "LinkMeasured", "StreamsReported"} <= made
+    for name in made:
+        tag = kinds[name].encode()
+        assert is_step(bytes((0x93, 0xA0 | len(tag))) + tag if len(tag) < 32 else b""), name
+
+
+async def test_the_speed_of_a_link_goes_to_the_log(desk: Desk) -> None:
+    client = desk.engine()
+    measured = LinkMeasured(1, "tcp://w1:1", 1 << 20, 900)
+    client.sendall(frame(encode(measured)) + frame(step(1)))
+    await settle()
+    assert desk.events(LinkMeasured) == [measured] and desk.steps() == [1]
+    assert desk.server.frames_dropped == 0
 
 
 async def test_steps_go_to_the_log_as_they_are(desk: Desk) -> None:
