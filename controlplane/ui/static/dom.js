@@ -12,14 +12,21 @@ export function svg(tag, props = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), props, children);
 }
 
+/** Text as people may see it: control, bidirectional and invisible characters as escapes. */
+export function visible(text) {
+  return text.replaceAll(/[\p{C}\p{Zl}\p{Zp}]/gu, (character) => `\\u${character.codePointAt(0).toString(16).padStart(4, "0")}`);
+}
+
+const shown = (child) => (typeof child === "string" ? visible(child) : child);
+
 function fill(element, props, children) {
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "on") for (const [type, act] of Object.entries(value)) element.addEventListener(type, act);
     else if (name === "style") for (const [key, to] of Object.entries(value)) element.style.setProperty(key, to);
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true ? "" : visible(String(value)));
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== "").map(shown));
   return element;
 }
 

@@ -1,7 +1,7 @@
 // The event stream with its filters. Only the newest rows are elements.
 
 import { follow, get } from "./api.js";
-import { byId, h } from "./dom.js";
+import { byId, h, visible } from "./dom.js";
 import { clock, number } from "./words.js";
 
 const SHOWN = 300;
@@ -118,7 +118,7 @@ export class Events {
     const whole = h("pre", {});
     const more = h(
       "details",
-      { on: { toggle: () => { whole.textContent ||= JSON.stringify(info.event, null, 1); } } },
+      { on: { toggle: () => { whole.textContent ||= JSON.stringify(info.event, null, 1).split("\n").map(visible).join("\n"); } } },
       h("summary", {}, h("time", {}, clock(info.at_ms, true)), h("code", {}, info.event.type), h("span", {}, info.text)),
       h("p", { class: "muted" }, `stream ${info.stream}, position ${info.position}, revision ${info.revision}`),
       request ? h("button", { class: "link", type: "button", on: { click: () => this.openRequest(request) } }, `Why request ${request} went where it went`) : null,

@@ -2,7 +2,7 @@
 
 import { always, follow, get, token } from "./api.js";
 import { showCapacity } from "./capacity.js";
-import { byId, h, replaceIf } from "./dom.js";
+import { byId, h, replaceIf, visible } from "./dom.js";
 import { Events } from "./events.js";
 import { incidentDetail, Incidents } from "./incidents.js";
 import { Fleet, holds } from "./lanes.js";
@@ -235,7 +235,7 @@ async function route() {
   }
   if (dialog.dataset.shown !== shown) {
     dialog.dataset.shown = shown;
-    byId("detail-title").textContent = TITLES[kind](name);
+    byId("detail-title").textContent = visible(TITLES[kind](name));
     byId("detail-body").replaceChildren(h("p", { class: "muted" }, "Reading"));
     byId("detail-body").scrollTop = 0;
     byId("detail-title").focus();
