@@ -18,6 +18,7 @@ from typing import Any
 from relume.controlplane.cli.admin_client import EXIT_PARTLY
 from relume.events.etcd.factory import EtcdLog
 from relume.events.log.codec import decode_all
+from relume.policies.decision_versions import DECISION_VERSIONS
 from tests.etcd_server import EtcdServer, free_port
 from tests.gateway.peers import expected_stream
 from tests.gateway.raw_client import RawClient
@@ -337,3 +338,17 @@ def verified_by(build: Build, etcd: EtcdServer, until: int) -> Any:
     partly = 0 if verdict["complete"] else EXIT_PARTLY
     assert done.returncode == partly, (done.stdout, done.stderr)
     return verdict
+
+
+def newer_than(build: Build) -> set[str]:
+    """What this build decides by a rule of which that one knows no or an older version, as a verdict names it."""
+    code = "import json, relume.policies.decision_versions as d; print(json.dumps(d.DECISION_VERSIONS))"
+    found = subprocess.run(
+        [build.relume[0], "-c", code], cwd=build.folder, capture_output=True, check=True, timeout=60
+    )
+    known = json.loads(found.stdout)
+    return {
+        f"{kind} version {version}"
+        for kind, version in DECISION_VERSIONS.items()
+        if known.get(kind) != version
+    }

@@ -15,11 +15,17 @@ import pytest
 from relume.controlplane.replay.verify import verify
 from relume.events import vocabulary as v
 from relume.events.etcd.factory import EtcdLog
-from relume.policies.decision_versions import DECISION_VERSIONS
 from tests.etcd_server import EtcdServer
 from tests.history.stage import config_for
 from tests.mixed_versions.next_build import NEXT, WeatherReported, next_build
-from tests.mixed_versions.processes import NEXT_BUILD, THIS_BUILD, Build, Fleet, verified_by
+from tests.mixed_versions.processes import (
+    NEXT_BUILD,
+    THIS_BUILD,
+    Build,
+    Fleet,
+    newer_than,
+    verified_by,
+)
 
 pytestmark = [pytest.mark.etcd, pytest.mark.full]
 
@@ -107,8 +113,7 @@ async def verified(fleet: Fleet, older: Build) -> None:
         await asyncio.to_thread(verified_by, build, fleet.etcd, at) for build in (older, THIS_BUILD)
     ]
     assert verdict["complete"] and verdict["decisions"] > 250 and verdict["hashes"] > 5
-    newer = {f"{kind} version {DECISION_VERSIONS[kind]}" for kind in ("health", "leader")}
-    assert by_older["untaken"].keys() <= newer
+    assert by_older["untaken"].keys() <= newer_than(older)
     differs = {k: (by_older[k], verdict[k]) for k in verdict if by_older[k] != verdict[k]}
     assert differs.keys() <= {"untaken", "complete", "answers"}, differs
     await no_newer_events(fleet)

@@ -16,7 +16,6 @@ from relume.events import vocabulary as v
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.writer.stream_writer import EtcdWriter
 from relume.events.vocabulary.enums import DeathReason
-from relume.policies.decision_versions import DECISION_VERSIONS
 from tests.etcd_server import EtcdServer
 from tests.gateway.peers import Behaviour, Engine
 from tests.history.stage import config_for
@@ -26,6 +25,7 @@ from tests.mixed_versions.processes import (
     THIS_BUILD,
     Build,
     Fleet,
+    newer_than,
     verified_by,
 )
 
@@ -84,8 +84,7 @@ async def test_an_older_build_is_upgraded_under_load_and_no_stream_breaks(
                 for build in (older, THIS_BUILD)
             ]
             assert verdict["complete"] and verdict["decisions"] > 250 and verdict["hashes"] > 5
-            newer = {f"{kind} version {DECISION_VERSIONS[kind]}" for kind in ("health", "leader")}
-            assert by_older["untaken"].keys() <= newer
+            assert by_older["untaken"].keys() <= newer_than(older)
             differs = {k: (by_older[k], verdict[k]) for k in verdict if by_older[k] != verdict[k]}
             assert differs.keys() <= {"untaken", "complete", "answers"}, differs
 
