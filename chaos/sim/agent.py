@@ -138,6 +138,9 @@ class EngineHandle:
         """See WatchedServer."""
         self.engine.engine.kv.forget()
 
+    def request_statement(self) -> None:
+        """See WatchedServer: the simulated log never ends."""
+
     async def weights(self) -> str:
         """See CanaryEngine: there are no files."""
         return ""

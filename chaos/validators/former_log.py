@@ -3,7 +3,7 @@
 The validators judge the present log. Of requests that were sent before it began, it may know nothing:
 these are compared with their undisturbed answers, and not looked for in the log (`of_present_log`). The
 former log is judged by itself (`violations`): it has no gap, it replays, and the present one has adopted the
-engines that ran at its end.
+engines that ran at its end, with the requests that they had.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ RENEWAL = "etcd-restored"
 """The fault with which a new log begins, at its end."""
 JUDGED = ("I5", "I6", "I7")
 """Promises that a log keeps up to any moment, also if it is cut off there."""
+STATED_MS = 3000
+"""Time after the beginning of an engine in the new log within which it reports the requests that it has. Reports
+that were on their way come before that."""
 
 
 def of_present_log(
@@ -57,6 +60,46 @@ def violations(
             yield Violation(
                 "I20", worker, f"its {was} ended with the former log; the new one has {now}"
             )
+
+    yield from _uncounted(former, present)
+
+
+def _uncounted(
+    former: Sequence[RevisionGroup], present: Sequence[RevisionGroup]
+) -> Iterator[Violation]:
+    """Attempts that an engine had at the end of the former log and goes on to report, and that the present
+    one does not count."""
+    held = _attempts_at_end(former)
+    begun_ms: dict[str, int] = {}
+    for at in events_of(present, "w."):
+        left = held.get(at.stream, set())
+        if type(at.event) is v.EngineStarted and at.stream in begun_ms:
+            left.clear()  # another engine
+        elif type(at.event) is v.EngineStarted:
+            begun_ms[at.stream] = at.at_ms + STATED_MS
+        for change in at.event.changes if left and type(at.event) is v.EngineStep else ():
+            attempt = change.request, change.attempt
+            is_late = at.at_ms > begun_ms.get(at.stream, at.at_ms)
+            if attempt in left and is_late and type(change) is not v.RequestQueued:
+                text = f"runs on {at.stream[2:]} as attempt {change.attempt}, and the new log does not count it"
+                yield Violation("I21", change.request, text)
+            if is_late or type(change) in (v.RequestQueued, v.EngineFinished):
+                left.discard(attempt)
+
+
+def _attempts_at_end(log: Sequence[RevisionGroup]) -> dict[str, set[tuple[str, int]]]:
+    """By stream of a worker, what its engine has."""
+    found: dict[str, set[tuple[str, int]]] = {}
+    for at in events_of(log, "w."):
+        held = found.setdefault(at.stream, set())
+        if type(at.event) is v.EngineStarted:
+            held.clear()
+        for change in at.event.changes if type(at.event) is v.EngineStep else ():
+            if type(change) is v.RequestQueued and change.attempt:
+                held.add((change.request, change.attempt))
+            elif type(change) is v.EngineFinished:
+                held.discard((change.request, change.attempt))
+    return found
 
 
 def _engines(log: Sequence[RevisionGroup]) -> dict[str, tuple[int, int]]:

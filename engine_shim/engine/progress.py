@@ -18,7 +18,7 @@ from relume.engine_shim.engine.cpu_clocks import ThreadClock
 SIZE = 128
 _FIELDS = struct.Struct("<13q")
 _NUMBER = struct.Struct("<q")
-_RESETS_AT, _LIMIT_AT = 112, 120
+_STATEMENTS_AT, _RESETS_AT, _LIMIT_AT = 104, 112, 120
 """Written by the agent; the other fields are the engine's."""
 
 _LOAD = ("uncomputed", "decoding", "context", "arrived")
@@ -102,6 +102,14 @@ class Progress:
     def prefix_resets(self) -> int:
         """How often that was said."""
         return int(_NUMBER.unpack_from(self._page, _RESETS_AT)[0])
+
+    def request_statement(self) -> None:
+        """The engine is to report all requests that it has: another log begins."""
+        _NUMBER.pack_into(self._page, _STATEMENTS_AT, self.statements() + 1)
+
+    def statements(self) -> int:
+        """How often that was requested."""
+        return int(_NUMBER.unpack_from(self._page, _STATEMENTS_AT)[0])
 
     def load(self) -> tuple[int, int, int, int]:
         """Prompt tokens not computed yet, requests that decode, their tokens in all; prompt tokens

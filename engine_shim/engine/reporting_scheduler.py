@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -39,6 +39,9 @@ from relume.events.vocabulary import (
     RequestQueued,
 )
 from relume.events.wire.reports import frame, with_lost
+
+STATED_AT_ONCE = 512
+"""Changes after which a record of a statement ends."""
 
 
 def relume_scheduler(*, vllm_config: Any, **options: Any) -> Scheduler:
@@ -111,6 +114,7 @@ class _Reports:
         self._reporter = plugin.reporter()
         self._progress = plugin.progress()
         self._resets = self._progress.prefix_resets()
+        self._statements = self._progress.statements()
         self._tracks: dict[str, _Track] = {}
         self._names: dict[tuple[str, int], int] = {}
         self._in_flight: deque[_StepInFlight] = deque()
@@ -344,6 +348,22 @@ class _Reports:
         before, self._resets = self._resets, self._progress.prefix_resets()
         return self._resets != before
 
+    def is_statement_due(self) -> bool:
+        """Whether the agent has requested one more statement of all requests."""
+        before, self._statements = self._statements, self._progress.statements()
+        return self._statements != before
+
+    def state_again(self, requests: Mapping[str, Request], waiting: int, kv_used: int) -> None:
+        """Report each request as far as it is: the log that begins knows none. Their dispatches are
+        decisions of the former log, and not repeated."""
+        self.flush(waiting, kv_used)
+        for req_id, track in self._tracks.items():
+            if req_id in requests:
+                self.changes += _statement_of(track, requests[req_id])
+            if len(self.changes) >= STATED_AT_ONCE:
+                self.flush(waiting, kv_used)
+        self.flush(waiting, kv_used)
+
     @property
     def stepping(self) -> bool:
         return bool(self._in_flight)
@@ -354,6 +374,24 @@ class _Reports:
             return
         lost = self._reporter.take_lost()
         self._reporter.send(frame(codec.encode(with_lost(step, lost))), lost)
+
+
+def _statement_of(track: _Track, request: Request) -> Iterator[AnyChange]:
+    """What was reported of a request so far, in short."""
+    name, attempt = track.name, track.attempt
+    generated = request.num_output_tokens - track.delivered
+    tokens = request.num_tokens - generated
+    yield RequestQueued(name, attempt, tokens)
+    if track.first_token and track.left:
+        tokens = request.num_tokens
+        yield RequestPreempted(name, attempt, tokens, generated)
+    if track.left == tokens:
+        return  # it waits
+    yield RequestAdmitted(name, attempt, tokens - track.left, track.blocks)
+    if track.blocks:
+        yield KvBlocksFilled(name, attempt, track.blocks)
+    if track.first_token and not track.left:
+        yield FirstToken(name, attempt)
 
 
 @cache
@@ -383,6 +421,8 @@ def _reporting(base: type[Scheduler]) -> type[Scheduler]:
             self.max_num_active_reqs = reports.limited(self._most_active)
             if reports.is_reset_due():
                 prefix_cache.empty(self)
+            if reports.is_statement_due():
+                reports.state_again(self.requests, *self._pressure())
             output = super().schedule(*args, **options)
             reports.turns += 1
             for new in output.scheduled_new_reqs:

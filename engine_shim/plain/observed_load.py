@@ -16,6 +16,8 @@ from relume.events.vocabulary.step_changes import AnyChange
 
 EVERY_S = 0.1
 """Between two records of running streams."""
+STATED_AT_ONCE = 512
+"""Changes after which a record of a statement ends."""
 
 
 class ObservedRequest(Struct):
@@ -85,6 +87,20 @@ class PlainAccount:
         if held.tokens:
             self._decoding -= 1
         self._tell(EngineFinished(held.request, held.attempt, reason, held.tokens))
+
+    def state_again(self) -> None:
+        """Report each request as far as it is: a log begins that knows none. Their dispatches are
+        decisions of the former one."""
+        changes: list[AnyChange] = []
+        for held in self._held.values():
+            changes.append(RequestQueued(held.request, held.attempt, held.prompt_tokens))
+            if held.tokens:
+                changes.append(FirstToken(held.request, held.attempt))
+            if len(changes) >= STATED_AT_ONCE:
+                self._tell(*changes)
+                changes.clear()
+        if changes:
+            self._tell(*changes)
 
     def _tell(self, *changes: AnyChange) -> None:
         self._send(

@@ -26,6 +26,7 @@ import msgspec
 from aiohttp import web
 
 from relume.engine_shim import identity
+from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.engine.reporter import Reporter
 from relume.engine_shim.plain.observed_load import PlainAccount
 from relume.engine_shim.plain.stream_frames import EventTooLong, PlainStream
@@ -119,8 +120,13 @@ class Backend:
 class PlainWorker:
     """Serves the worker protocol in front of one `Backend`."""
 
-    def __init__(self, me: EngineIdentity, backend: Backend, account: PlainAccount):
+    def __init__(
+        self, me: EngineIdentity, backend: Backend, account: PlainAccount, page: Progress
+    ) -> None:
+        """`page`: where the agent requests a statement of all requests."""
         self._me = me
+        self._page = page
+        self._statements = page.statements()
         self._backend = backend
         self._account = account
         self._alive_us = 0
@@ -251,7 +257,14 @@ class PlainWorker:
         missed = 0
         while missed < GONE_AFTER:
             await asyncio.sleep(LOOK_S)
+            self._state_again()
             missed = 0 if await self._backend.answers() else missed + 1
+
+    def _state_again(self) -> None:
+        """Report all requests if the agent requests it."""
+        before, self._statements = self._statements, self._page.statements()
+        if self._statements != before:
+            self._account.state_again()
 
 
 async def _not_here(request: web.Request) -> web.Response:
@@ -341,7 +354,7 @@ async def serve(args: argparse.Namespace) -> int:
     backend = Backend(args.backend, key)
     reporter = Reporter(me.agent_socket, Hello(os.getpid(), "core", me.incarnation))
     account = PlainAccount(me.incarnation, lambda step: _report(reporter, step), time.monotonic)
-    worker = PlainWorker(me, backend, account)
+    worker = PlainWorker(me, backend, account, Progress(me.progress))
     runner = web.AppRunner(worker.application(), handler_cancellation=True, access_log=None)
     try:
         name = args.served_model_name or args.model

@@ -13,6 +13,7 @@ from relume.engine_shim.agent.journal import Journal
 from relume.engine_shim.agent.run_directory import RunDirectory
 from relume.engine_shim.agent.stream_ownership import log_change
 from relume.engine_shim.agent.stream_ownership.log_change import LogChange
+from relume.engine_shim.engine.progress import Progress
 from relume.events import vocabulary as v
 from relume.events.etcd.errors import AccessRefused
 from relume.events.log.errors import LogUnavailable
@@ -35,6 +36,8 @@ async def test_a_running_engine_is_adopted_by_the_new_log(tmp_path: Path) -> Non
         assert is_alive(ProcessId(started.pid, started.start_ticks))
         await stage.nth(v.EngineStep, 3)
         assert stage.directory.state.log == "log1"
+        page = Progress(str(stage.directory.progress))
+        assert page.statements() == 1, "its engine reports all requests that it has"
         state = stage.agent.describe()["log"]
         assert not state["replaced"] and state["epoch"] == stage.directory.state.epoch
 

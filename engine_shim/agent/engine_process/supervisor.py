@@ -314,13 +314,16 @@ class Supervisor:
         )
 
     def state_again(self) -> None:
-        """Record the engine that runs in a log that knows nothing of it."""
+        """Record the engine that runs in a log that knows nothing of it; the engine reports the
+        requests that it has."""
         if self._engine is None or self._death_noted:
             return
         self._say_started(self._engine)
         if self._ready is not None:
             self._journal.record(self._ready)
         self._reports.state_again()
+        if (serving := self._serving_engine()) is not None:
+            serving.request_statement()
 
     async def _bury(self, engine: EngineProcesses, reason: str, detail: str) -> None:
         """The engine is dead or condemned: notify gateways and the log first, then clean up."""

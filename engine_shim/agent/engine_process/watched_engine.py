@@ -65,6 +65,10 @@ class WatchedServer(WatchedEngine, CanaryEngine, Protocol):
         """Let no further request read what its prefix cache holds now."""
         ...
 
+    def request_statement(self) -> None:
+        """Have it report all requests that it has."""
+        ...
+
 
 class ServingEngine:
     """See `WatchedServer`. It listens on `host:port` and serves `model`."""
@@ -144,6 +148,10 @@ class ServingEngine:
     def reset_prefix_cache(self) -> None:
         """See WatchedServer."""
         self._page.reset_prefix_cache()
+
+    def request_statement(self) -> None:
+        """See WatchedServer."""
+        self._page.request_statement()
 
     async def _answer(self, line: str, body: bytes, timeout_s: float) -> bytes:
         """The bytes of its answer to a request, cut at `MOST_BYTES`. Raises OSError, TimeoutError."""

@@ -102,6 +102,25 @@ def test_load_is_reported_by_dispatch_by_token_and_by_end() -> None:
     ]
 
 
+def test_a_statement_has_each_request_as_far_as_it_is() -> None:
+    """Dispatches are decisions of another log, and left out."""
+    told: list[v.EngineStep] = []
+    account = PlainAccount(7, told.append, Clock())
+    account.begin("a", 3, 100, b"d")
+    two = account.begin("b", 2, 50, b"d")
+    account.stream(account.begin("c", 1, 5, b"d"), 1)
+    account.end(two, "stop")
+    told.clear()
+    account.state_again()
+    changes = [c for s in told for c in s.changes]
+    assert changes == [
+        v.RequestQueued("a", 3, 100), v.RequestQueued("c", 1, 5), v.FirstToken("c", 1)
+    ]  # fmt: skip
+    told.clear()
+    PlainAccount(7, told.append, Clock()).state_again()
+    assert not told
+
+
 BASE = ["--worker", "p0", "--run-dir", "/tmp/r", "--model", "m"]
 
 

@@ -25,7 +25,9 @@ class ScriptedScheduler:
         self.waited_ms = 0
         self.records: list[EngineStep] = []
         self.reporter = SimpleNamespace(take_lost=self._take_lost, send=self._send, has_lost=False)
-        progress = SimpleNamespace(write=lambda **_: None, prefix_resets=lambda: 0)
+        progress = SimpleNamespace(
+            write=lambda **_: None, prefix_resets=lambda: 0, statements=lambda: 0
+        )
         clock = SimpleNamespace(monotonic_ns=self.now_ns)
         patch.setattr(plugin, "reporter", lambda: self.reporter)
         patch.setattr(plugin, "progress", lambda: progress)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from relume.chaos.outcome import FiredFault, History
-from relume.chaos.validators.former_log import RENEWAL, of_present_log, violations
+from relume.chaos.validators.former_log import RENEWAL, STATED_MS, of_present_log, violations
 from relume.chaos.validators.records import THE_RUN, ClientRecord
 from relume.events import vocabulary as v
-from tests.policies.story import Story, died, ready, started
+from tests.policies.story import Story, died, engine_step, finished, queued, ready, started
 
 
 def log_with(*events: object) -> Story:
@@ -52,6 +52,40 @@ def test_an_engine_that_ends_with_its_log_is_named(present: tuple[object, ...], 
 
 def test_an_engine_that_died_before_need_not_be_adopted() -> None:
     assert found(log_with(*RAN, died("w0", 3)), log_with(started("w0", 4))) == ""
+
+
+HAD = engine_step(queued("q1", 1), queued("q2", 2), queued("gone"), finished("gone"), incarnation=3)
+FILLS = engine_step(*(v.KvBlocksFilled(f"q{n}", n, 4) for n in (1, 2)), incarnation=3)
+ENDS = engine_step(finished("q1"), finished("q2", 2), incarnation=3)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "named"),
+    [
+        ((), (), ""),
+        (HAD, FILLS, ""),
+        (FILLS, (), ""),
+        (ENDS, (), ""),
+        ((), FILLS, "I21 q1: runs on w0 as attempt 1, and the new log does not count it; I21 q2: "),
+        (
+            FILLS,
+            ENDS,
+            "I21 q1: runs on w0 as attempt 1, and the new log does not count it; I21 q2: ",
+        ),
+        (engine_step(queued("q1", 1), incarnation=3), FILLS, "I21 q2: runs on w0 as attempt 2"),
+    ],
+)
+def test_the_new_log_counts_the_requests_of_engines_that_it_adopts(
+    first: object, later: object, named: str
+) -> None:
+    """Reports that were on their way come first."""
+    former, present = log_with(*RAN, HAD), log_with(*RAN)
+    for steps, at_ms in ((first, 0), (later, STATED_MS + 1)):
+        present.at_ms += at_ms
+        if steps:
+            present.tell("w.w0", steps)
+    said = found(former, present)
+    assert said.startswith(named) and bool(said) is bool(named)
 
 
 def test_a_former_log_with_a_gap_is_named() -> None:
