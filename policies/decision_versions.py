@@ -60,7 +60,8 @@ RETAKEN: dict[str, dict[int, str]] = {
     "leader": {
         1: "ends requests of a gateway's new life if their engine reports them before it begins in the log; "
         "releases no blocks of a request whose choice of a holder was lost",
-        2: "carries out commands that waited for the log",
+        2: "carries out commands that waited for the log; releases blocks of streams that arrived in a former "
+        "log and run; the fold does not learn where such a stream runs when its client returns",
     },
     "health": {
         1: "slow workers are found by the factor that predictions learn",

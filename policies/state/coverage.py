@@ -142,15 +142,29 @@ def settle(fleet: Fleet, tick: int) -> None:
 
 def to_release(fleet: Fleet, tick: int, at_once: bool = False) -> tuple[str, ...]:
     """Ended requests whose blocks the leader must ask back; `at_once`: also those whose engine may
-    do so itself."""
-    due = (
+    do so itself. Blocks of a request that runs, and arrived in a former log, stay; before version 3 of
+    `leader` they were released."""
+    due = [
         request
         for request, at in fleet.ending.items()
         if (at_once or tick - at >= RELEASE_TICKS)
         and request not in fleet.requests
         and held_somewhere(fleet, request)
-    )
-    return tuple(request for request, _ in zip(due, range(RELEASED_AT_ONCE), strict=False))
+    ]
+    if due and not at_once and has_version(fleet, LEADER_VERSION, 3):
+        running = _running(fleet)
+        due = [request for request in due if request not in running]
+    return tuple(due[:RELEASED_AT_ONCE])
+
+
+def _running(fleet: Fleet) -> set[str]:
+    """Requests that an engine has, and whose end no replica wrote."""
+    return {
+        attempt.request
+        for worker in fleet.workers.values()
+        for attempt in worker.attempts.values()
+        if attempt.queued and not attempt.ended
+    }
 
 
 def to_void(fleet: Fleet, worker: str) -> tuple[tuple[str, int], ...]:

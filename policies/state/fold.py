@@ -15,6 +15,7 @@ from relume.events import vocabulary as v
 from relume.events.log import codec
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import RequestOutcome
+from relume.policies.agreement import LEADER_VERSION, has_version
 from relume.policies.degradation import decisions, demand
 from relume.policies.health import cross_check_evidence, evidence
 from relume.policies.leader import feature_level
@@ -178,6 +179,9 @@ def _orphan(fleet: Fleet, left: Callable[[Request], bool]) -> None:
 
 
 def _on_arrived(fleet: Fleet, stream: str, epoch: int, event: v.RequestArrived) -> None:
+    """The stream of a client that returns to two replicas may arrive twice from a former log."""
+    if event.request in fleet.requests and has_version(fleet, LEADER_VERSION, 3):
+        return
     replica = fleet.replicas.get(stream[2:])
     fleet.arrived += 1
     if not unacknowledged.arrived(fleet, event.request):

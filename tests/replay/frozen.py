@@ -135,6 +135,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "74795b4a3fbc7c3d50fa54696214780f18e1077c827f855d2cfd35645480ec5d",
         (v.SnapshotTaken, v.DetailDecided, v.RestoreDone),
     ),
+    "log-begun": (
+        "af1f1a64a590b74238805bd0966b747e790fdcebf53fdcaab9292411f3f870f0",
+        (v.ClientReturned, v.CheckpointsAcknowledged, v.RestoreDone, v.EngineDied),
+    ),
     "rare-failures": (
         "ff073e9856313abf6086f48ea4b72a5e4d6a71b61b574ef6f75ab04e43b7d38e",
         (v.HealthDecided, v.TransportObserved),

@@ -30,6 +30,7 @@ from relume.policies.liveness import overdue, stall
 from relume.policies.migration import moves
 from relume.policies.rollout import rollout_steps
 from relume.policies.routing import choose_worker
+from relume.policies.state.lifecycles import stream_resumption
 from tests.replay import frozen
 from tests.replay.tamper import dropped, places, swapped
 
@@ -166,6 +167,14 @@ def nowhere(old: Callable[..., list[str]]) -> Callable[..., list[str]]:
     return lambda *_: []
 
 
+def idle(old: Callable[..., set[str]]) -> Callable[..., set[str]]:
+    return lambda fleet: set()
+
+
+def forgetful(old: Callable[..., None]) -> Callable[..., None]:
+    return lambda *_: None
+
+
 def unnamed(old: Callable[..., str]) -> Callable[..., str]:
     return lambda *_: ""
 
@@ -214,6 +223,8 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "release of blocks": ("state.coverage", "RELEASED_AT_ONCE", 1, "recoveries"),
     "later release": ("state.coverage", "RELEASE_TICKS", 4, "restores"),
     "earlier release": ("state.coverage", "RELEASE_TICKS", 2, "restores"),
+    "blocks of a former log's streams": ("state.coverage", "_running", idle, "log-begun"),
+    "where a former log's streams run": (stream_resumption, "_place", forgetful, "log-begun"),
     "stall bound": (stall, "bound_us", patient, "stall"),
     "stall judgement": (stall, "_hung", strict, "stall-spared"),
     "silence without an answer": (overdue, "bound_us", hasty, "out-of-reach"),

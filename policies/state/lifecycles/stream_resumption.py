@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from relume.events import vocabulary as v
+from relume.policies.agreement import LEADER_VERSION, has_version
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Fleet, Request, Worker
 from relume.policies.state.lifecycles.request_life import Input, follows
@@ -45,6 +46,20 @@ def later_attempts(fleet: Fleet, request: str, after: int) -> Iterator[tuple[int
     for worker in fleet.workers.values():
         attempts, finished = worker.attempts, worker.finished_early
         yield from ((n, worker) for n, key in keys if key in attempts or key in finished)
+
+
+def engine_with(fleet: Fleet, request: str) -> Worker | None:
+    """The worker with the latest attempt of `request` that an engine says it has, or has finished before
+    any replica wrote of it."""
+    named = f"{request}/"
+    found = [
+        (int(key.rpartition("/")[2]), worker.name)
+        for worker in fleet.workers.values()
+        for keys in (worker.attempts, worker.finished_early)
+        for key in keys
+        if key.startswith(named)
+    ]
+    return fleet.workers[max(found)[1]] if found else None
 
 
 def orphan(fleet: Fleet, request: Request) -> None:
@@ -85,6 +100,22 @@ def _on_client_returned(fleet: Fleet, stream: str, epoch: int, event: v.ClientRe
     request.boot = replica.boot if replica is not None else ""
     request.claim = event.claim
     request.orphaned = request.due = 0
+    if event.attempt and not request.attempt and has_version(fleet, LEADER_VERSION, 3):
+        _place(fleet, request, event.attempt)
+
+
+def _place(fleet: Fleet, request: Request, attempt: int) -> None:
+    """No replica wrote of the attempt in this log: it was sent under a former one. Its engine reported
+    it."""
+    key = key_of(request.request, attempt)
+    for worker in fleet.workers.values():
+        held = worker.attempts.get(key)
+        if held is not None and held.queued:
+            held.dispatched = True
+            request.attempt = attempt
+            request.worker, request.incarnation = worker.name, worker.incarnation
+            request.places.append((worker.name, key))
+            return
 
 
 HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
