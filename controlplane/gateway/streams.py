@@ -14,7 +14,7 @@ from relume.controlplane.gateway.releases import Releases
 from relume.controlplane.gateway.request_session import RequestSession
 from relume.controlplane.stream import event_ids
 from relume.controlplane.stream.arrival import Arrival
-from relume.controlplane.stream.error_codes import NO_NEWS, OF_MESSAGES
+from relume.controlplane.stream.error_codes import NO_NEWS, OF_MESSAGES, SOUGHT
 from relume.controlplane.stream.stream_data import Stream
 
 
@@ -84,16 +84,19 @@ class Streams:
                 return _gone("no such stream")
             session.came_back(connection, shown.position)
             return session
-        known = context.scheduler.returns.known(shown.request)
-        if known is None and context.scheduler.returns.is_behind:
-            return _behind(context.config.retry_after_s)
+        returns = context.scheduler.returns
+        known = returns.known(shown.request)
+        if known is None and returns.is_sought(shown.request):
+            return _unknown(SOUGHT, context.config.retry_after_s)
+        if known is None and returns.is_behind:
+            return _unknown(NO_NEWS, context.config.retry_after_s)
         if (
             known is None
             or not event_ids.proves(shown.resume_token, known[1])
             or known[0].tenant != tenant
         ):
             return _gone("no such stream, or it has ended")
-        if context.scheduler.returns.is_moving(shown.request):
+        if returns.is_moving(shown.request):
             return _moving(context.config.retry_after_s)
         stream = Stream(
             arrival=known[0],
@@ -139,9 +142,9 @@ class Streams:
             session.handover_noticed(attempt)
 
 
-def _behind(retry_after_s: int) -> Reply:
+def _unknown(message: str, retry_after_s: int) -> Reply:
     """Whether there is such a stream is not known here now."""
-    return error_reply(503, NO_NEWS, code=OF_MESSAGES[NO_NEWS], retry_after_s=retry_after_s)
+    return error_reply(503, message, code=OF_MESSAGES[message], retry_after_s=retry_after_s)
 
 
 def _moving(retry_after_s: int) -> Reply:

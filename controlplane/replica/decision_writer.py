@@ -50,6 +50,8 @@ class DecisionWriter:
     ) -> None:
         self.view = view
         self.boot = boot
+        self.log_id = ""
+        """Id of the log, once it has one and that is known."""
         self.observers: list[Callable[[int, Any], None]] = []
         self._writer = writer
         self._decisions = 0

@@ -120,6 +120,7 @@ def watches_of(scheduler: Scheduler, gateway: GatewayPort) -> dict[str, Watch]:
         "stream-watch": StreamWatch(scheduler, gateway, now),
         "notices": NoticeWatch(scheduler, gateway),
         "holder-watch": HolderWatch(scheduler),
+        "former-streams": scheduler.returns.former,
         "migration-watch": MigrationWatch(scheduler, gateway),
         "cross-checks": CrossCheckWatch(scheduler),
     }
@@ -263,7 +264,7 @@ class Replica:
                     healthy=self.writer.healthy,
                 )
             group = fetching.result()
-            apply_group(self.fleet, group, self.incidents.seen)
+            apply_group(self.fleet, group, self._seen_before)
             self.incidents.folded(group)
         finally:
             fetching.cancel()
@@ -341,6 +342,11 @@ class Replica:
         self.leadership.resign("took the fold from history")
         self.scheduler.restarts.forget_begun()
         self.scheduler.advanced()
+
+    def _seen_before(self, stream: str, position: int, event: Any) -> None:
+        """An event of the time before this replica serves."""
+        self.incidents.seen(stream, position, event)
+        self.scheduler.returns.former.seen(stream, position, event)
 
     def _seen(self, stream: str, position: int, event: Any) -> None:
         if type(event) is v.EngineReady:

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import structlog
 
 from relume.controlplane.replica.decision_writer import DecisionWriter
+from relume.controlplane.replica.former_log.former_streams import FormerStreams
 from relume.controlplane.replica.live_requests import LiveRequest, LiveRequests
-from relume.controlplane.stream.arrival import Arrival, Assignment
+from relume.controlplane.stream.arrival import Arrival, Assignment, arrived_event
 from relume.controlplane.stream.stream_events import Owned
 from relume.events import vocabulary as v
 from relume.events.log.errors import LogError
@@ -67,6 +68,7 @@ class StreamResumptions:
         changed: Callable[[], Awaitable[None]],
         microseconds: Callable[[], int],
     ) -> None:
+        self.former = FormerStreams(decisions)
         self._decisions = decisions
         self._live = live
         self._observed = observed
@@ -97,9 +99,13 @@ class StreamResumptions:
         return now_us < self._settled_us or now_us - self._advanced_us > BEHIND_S * 1e6
 
     def known(self, request: str) -> tuple[Arrival, str] | None:
-        """A live stream that may be resumed: as it arrived, and the digest of its claim."""
+        """A live stream that may be resumed: as it arrived, and the digest of its claim. It may have
+        arrived in a former log."""
         found = self._decisions.view.fleet.requests.get(request)
-        if found is None or not found.resumable or found.expired:
+        if found is None:
+            former = self.former.known(request)
+            return (former.arrival, former.arrival.resumable) if former is not None else None
+        if not found.resumable or found.expired:
             return None
         arrival = Arrival(
             request=found.request,
@@ -113,8 +119,13 @@ class StreamResumptions:
             client_id=found.client_id,
             resumable=found.resumable,
             grace_ticks=found.grace_ticks,
+            log=self._decisions.log_id,
         )
         return arrival, found.resumable
+
+    def is_sought(self, request: str) -> bool:
+        """Whether an engine is requested to say what it has of a stream that the log does not name."""
+        return self.former.is_sought(request)
 
     def is_moving(self, request: str) -> bool:
         """Whether another replica, which serves, has the stream without an engine, and it alone has what
@@ -140,9 +151,15 @@ class StreamResumptions:
 
     def adopt(self, arrival: Arrival, tokens: int, events: int) -> None:
         """Claim another replica's stream through the log. `owned` tells where it runs: the other
-        replica continues until our claim has its place in the log. Raises LogError."""
+        replica continues until our claim has its place in the log. One of a former log arrives in this
+        one now. Raises LogError."""
         self._ending.pop(arrival.request, None)
-        live = self._live[arrival.request] = LiveRequest(arrival, is_adopted=True)
+        live = LiveRequest(arrival, is_adopted=True)
+        former = self.former.take(arrival.request)
+        if former is not None and arrival.request not in self._decisions.view.fleet.requests:
+            self._decisions.emit(arrived_event(arrival))
+            live.begin_attempt(former.attempt, former.worker, former.incarnation)
+        self._live[arrival.request] = live
         self._look_up(live)
         self.came_back(arrival.request, tokens, events)
         log.info(
@@ -155,7 +172,7 @@ class StreamResumptions:
         """What the log says of it so far."""
         fleet, name = self._decisions.view.fleet, live.arrival.request
         found = fleet.requests.get(name)
-        if found is not None:
+        if found is not None and (found.attempt or not live.attempt):
             live.attempt, live.worker = found.attempt, found.worker
             live.incarnation = found.incarnation
             placed = fleet.placed.get(name)

@@ -21,7 +21,7 @@ from relume.controlplane.replica.crosscheck.check_queue import CrossCheckQueue
 from relume.controlplane.replica.decision_writer import DecisionWriter
 from relume.controlplane.replica.live_requests import LiveRequest, LiveRequests
 from relume.controlplane.replica.resumptions import StreamResumptions
-from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
+from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected, arrived_event
 from relume.controlplane.stream.error_codes import NOT_COMPARED
 from relume.events import vocabulary as v
 from relume.events.log import codec
@@ -35,7 +35,7 @@ from relume.events.vocabulary.enums import (
     TimerKind,
     TransportKind,
 )
-from relume.events.wire.headers import encode_dispatch
+from relume.events.wire.headers import encode_record
 from relume.policies.health.evidence import has_failures
 from relume.policies.recovery import resume_mode
 from relume.policies.recovery.lineage import CorruptEngines, engine_of
@@ -160,25 +160,9 @@ class Scheduler:
             arrival = msgspec.structs.replace(arrival, verdict=verdict, reason=reason)
         if verdict == Guarantee.RESTART and arrival.resumable:
             arrival = msgspec.structs.replace(arrival, resumable="", grace_ticks=0)
-        self.emit(
-            v.RequestArrived(
-                request=arrival.request,
-                model=arrival.model,
-                route=arrival.route,
-                stream=arrival.stream,
-                prompt_tokens=arrival.prompt_tokens,
-                max_tokens=arrival.max_tokens,
-                verdict=arrival.verdict,
-                reason=arrival.reason,
-                estimated=arrival.estimated,
-                tenant=arrival.tenant,
-                client_id=arrival.client_id,
-                trace=arrival.trace,
-                resumable=arrival.resumable,
-                grace_ticks=arrival.grace_ticks,
-                output_limit=arrival.output_limit,
-            )
-        )
+        if arrival.resumable:
+            arrival = msgspec.structs.replace(arrival, log=self.decisions.log_id)
+        self.emit(arrived_event(arrival))
         self.live[arrival.request] = LiveRequest(arrival)
         return arrival
 
@@ -290,7 +274,7 @@ class Scheduler:
             host=worker.host,
             port=worker.port,
             mode=event.mode,
-            dispatch=encode_dispatch(codec.encode(_to_travel(event))),
+            dispatch=encode_record(codec.encode(_to_travel(event))),
             checkpoint=checkpoint,
             restore=restore,
             priority=live.arrival.priority,

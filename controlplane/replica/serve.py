@@ -55,6 +55,9 @@ GATHER_MS = 50
 """Maximum time arrivals, decisions and ends of requests are batched before they are written to the
 log."""
 
+LOG_ID_S = 0.5
+"""Period in which a replica asks for the id of a log that has none yet."""
+
 EXIT_FENCED = 3
 LOG_LOST = LogReplaced, LogWentBack, EtcdLostSegments, BrokenChain, Compacted
 """What says that etcd does not hold the log any more that this replica read. If other programs raised
@@ -157,6 +160,9 @@ async def _serve(config: ServeConfig) -> None:
         if not config.archive_dir:  # else the leader names the log, with its archive
             with suppress(LogUnavailable):
                 await Maintenance(etcd.client).name_unnamed(secrets.token_hex(8))
+        with suppress(LogUnavailable):
+            decisions = replica.scheduler.decisions
+            decisions.log_id = await Maintenance(etcd.client).identity()
         gateway = Gateway(replica.scheduler, _gateway_config(config))
         await stack.enter_async_context(gateway)
         if config.admin_port:
@@ -172,7 +178,9 @@ async def _serve(config: ServeConfig) -> None:
                 admin.metrics.registry.register(TokenCollector(gateway.tokens))
         starting, progress.gateway = None, gateway
         log.info("serving", url=f"http://{config.host}:{config.port}", name=config.name)
-        running = asyncio.create_task(_run(replica, gateway, keeper, seen))
+        running = asyncio.create_task(
+            _run(replica, gateway, keeper, seen, Maintenance(etcd.client))
+        )
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
@@ -230,13 +238,29 @@ async def _leave(
     log.info("stopped", reason=reason, seconds=seconds, **counted)
 
 
-async def _run(replica: Replica, gateway: Gateway, keeper: Keeper | None, seen: LastSeen) -> None:
+async def _run(
+    replica: Replica,
+    gateway: Gateway,
+    keeper: Keeper | None,
+    seen: LastSeen,
+    maintenance: Maintenance,
+) -> None:
     async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_learn_log_id(replica, maintenance), name="log-id")
         tasks.create_task(seen.keep_noting(replica.fleet), name="last-seen")
         tasks.create_task(replica.run(gateway), name="replica")
         tasks.create_task(gateway.join(), name="gateway")
         if keeper is not None:
             tasks.create_task(keeper.run(), name="history")
+
+
+async def _learn_log_id(replica: Replica, maintenance: Maintenance) -> None:
+    """The first leader of a log names it: until then its streams cannot outlive it."""
+    decisions = replica.scheduler.decisions
+    while not decisions.log_id:
+        await asyncio.sleep(LOG_ID_S)
+        with suppress(LogUnavailable):
+            decisions.log_id = await maintenance.identity()
 
 
 def _replica_config(config: ServeConfig) -> ReplicaConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from relume.events.vocabulary import RequestArrived
 from relume.events.vocabulary.enums import Guarantee, Tier
 
 
@@ -23,6 +24,7 @@ class Arrival(Struct, frozen=True, kw_only=True):
     ids. `share`: the tenant in whose share it waits. `ttft_ms`: deadline of its first token; 0:
     none. `may_keep`: its prompt may be kept after its end, until another engine has answered it too.
     `output_limit`: what its `max_tokens` was lowered to, because capacity is short; 0: it was not.
+    `log`: id of the log in which it may be resumed; empty: unknown, or it may not.
     """
 
     request: str
@@ -51,6 +53,34 @@ class Arrival(Struct, frozen=True, kw_only=True):
     ttft_ms: int = 0
     may_keep: bool = False
     output_limit: int = 0
+    log: str = ""
+
+
+def arrived_event(arrival: Arrival) -> RequestArrived:
+    """What the log has of it."""
+    return RequestArrived(
+        request=arrival.request,
+        model=arrival.model,
+        route=arrival.route,
+        stream=arrival.stream,
+        prompt_tokens=arrival.prompt_tokens,
+        max_tokens=arrival.max_tokens,
+        verdict=arrival.verdict,
+        reason=arrival.reason,
+        estimated=arrival.estimated,
+        tenant=arrival.tenant,
+        client_id=arrival.client_id,
+        trace=arrival.trace,
+        resumable=arrival.resumable,
+        grace_ticks=arrival.grace_ticks,
+        output_limit=arrival.output_limit,
+    )
+
+
+def arrival_of(event: RequestArrived, log: str) -> Arrival:
+    """As a replica takes it over that has only what a log had of it."""
+    fields = {name: getattr(event, name) for name in RequestArrived.__struct_fields__}
+    return Arrival(**fields, log=log)
 
 
 class Assignment(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,8 @@ NO_DECISIONS = "the control plane cannot take decisions now: its event log is no
 NO_RESUMPTION = "the control plane cannot resume streams now: its event log is not writable"
 NO_NEWS = "this replica has heard nothing from the log for some seconds; return again"
 LOG_LATE = "the log has not taken this return in time: return again"
-NOT_KNOWN = (NO_NEWS, LOG_LATE)
+SOUGHT = "this stream began before the present log and is being looked up: return again"
+NOT_KNOWN = (NO_NEWS, LOG_LATE, SOUGHT)
 """Answers to a client that returns to a stream of which this replica cannot say whether it is over."""
 STOPPING = "the control plane is stopping; try again"
 STOPPING_UNBEGUN = "this gateway is stopping and the request had not begun; try again"
@@ -42,6 +43,7 @@ OF_MESSAGES: dict[str, str] = {
     NO_RESUMPTION: "log_unavailable",
     NO_NEWS: "log_behind",
     LOG_LATE: "log_behind",
+    SOUGHT: "log_behind",
     STOPPING: "stopping",
     STOPPING_UNBEGUN: "stopping",
     DRAINING: "stopping",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from relume.controlplane.stream.arrival import Assignment
+from relume.controlplane.stream.arrival import Assignment, arrived_event
 from relume.controlplane.stream.stream_data import Stream
 from relume.controlplane.stream.stream_effects import Send
 from relume.events.wire import headers as h
 from relume.events.wire import worker_calls
+from relume.events.wire.stream_origin import StreamOrigin
 
 JSON = "application/json"
 RESUMING_MODES = ("continue", "replay")
@@ -53,6 +54,10 @@ def _resumable_headers(stream: Stream, envelope_at: tuple[str, ...]) -> str:
     found = ""
     if stream.again:
         found = f"{h.ENVELOPE}: {h.format_endpoints(envelope_at)}\r\n"
+    arrival = stream.arrival
+    if arrival.log:
+        origin = StreamOrigin(arrival.log, arrived_event(arrival))
+        found += f"{h.ORIGIN}: {origin.format()}\r\n"
     grace = h.Grace(bounds.grace_s, bounds.stream_bytes, bounds.total_bytes, bounds.streams)
     return f"{found}{h.GRACE}: {grace.format()}\r\n{h.CLAIM}: {stream.resume_token}\r\n"
 
@@ -80,18 +85,22 @@ def relayed_request(stream: Stream, to: Assignment) -> Send:
 
 def attach_request(stream: Stream, to: Assignment) -> Send:
     """Attaches to a stream that runs already."""
-    claim = resume_claim(to, stream.resume_token, stream.have[0])
+    claim = resume_claim(to, stream.resume_token, stream.have[0], stream.arrival.log)
     return Send(*worker_call(to, worker_calls.ATTACH_PATH, claim))
 
 
-def resume_claim(to: Assignment, resume_token: str, tokens: int) -> worker_calls.Attach:
-    """Names the stream of an attempt to its worker; the client has `tokens`."""
+def resume_claim(
+    to: Assignment, resume_token: str, tokens: int, log: str = ""
+) -> worker_calls.Attach:
+    """Names the stream of an attempt to its worker; the client has `tokens`. `log`: that of the replica,
+    if it attaches."""
     return worker_calls.Attach(
         request=to.request,
         attempt=to.attempt,
         incarnation=to.incarnation,
         claim=resume_token,
         tokens=tokens,
+        log=log,
     )
 
 

@@ -30,9 +30,10 @@ from relume.events.failpoints.points import Failpoint
 from relume.events.wire import frames, worker_calls
 from relume.events.wire import headers as h
 from relume.events.wire.envelope import Envelope, unpack
-from relume.events.wire.errors import CallError, HeaderError
+from relume.events.wire.errors import CallError, EnvelopeError, HeaderError
 from relume.events.wire.reports import Ready
 from relume.events.wire.resumption import parse_resume
+from relume.events.wire.stream_origin import log_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ class RelumeMiddleware:
             and scope["method"] == "POST"
         ):
             await self._attached(scope["path"], receive, send)
+        elif scope["path"] == worker_calls.ORIGIN_PATH and scope["method"] == "POST":
+            await self._tell_origin(receive, send)
         elif scope["path"] == worker_calls.HANDOVER_PATH and scope["method"] == "POST":
             await self._hand_over(receive, send)
         elif scope["path"] == worker_calls.CANARY_PATH and scope["method"] == "POST":
@@ -142,10 +145,13 @@ class RelumeMiddleware:
                 return
             scope = {**scope, "headers": envelope.headers(scope["headers"])}
             ours = {**ours, h.CREATED: envelope.created}
+            origin = ours.get(h.ORIGIN, envelope.origin)
+            envelope = msgspec.structs.replace(envelope, origin=origin)
         else:
             response_id = dict(scope["headers"])[b"x-request-id"].decode("latin-1")
             created = ours.get(h.CREATED, "")
-            envelope = Envelope(scope["path"], response_id, created, body)
+            origin = ours.get(h.ORIGIN, "")
+            envelope = Envelope(scope["path"], response_id, created, body, origin)
         packed = envelope.pack()
         buffer = self._buffers.keep(generation, bounds, ours.get(h.CLAIM, ""), packed)
         if sources:
@@ -189,7 +195,7 @@ class RelumeMiddleware:
             self._buffers.forget(buffer, RELEASED)
             await _send_json(send, 200, {"released": True})
             return
-        carrying, sink = buffer.attach(send, call.tokens)
+        carrying, sink = buffer.attach(send, call.tokens, call.log)
         watching = asyncio.create_task(_until_gone(receive))
         await asyncio.wait({carrying, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not carrying.done():
@@ -233,6 +239,29 @@ class RelumeMiddleware:
             await _send_json(send, 200, {"holders": call.holders})
         else:
             await _send_error(send, 404, "not here, or without checkpoints")
+
+    async def _tell_origin(self, receive: Receive, send: Send) -> None:
+        """Where a stream began, for a replica whose log does not name it."""
+        try:
+            call = worker_calls.decode(await _read(receive), worker_calls.OriginRequest)
+        except (HeaderError, CallError) as malformed:
+            await _send_error(send, 400, str(malformed))
+            return
+        if call.incarnation != self._identity.incarnation:
+            await _send_error(send, 409, "stale incarnation", self._identity.incarnation)
+            return
+        found = self._buffers.origin(call.request)
+        if found is None and call.holders:
+            try:
+                envelope = await self._recalled(call.request, call.holders)
+            except EnvelopeError:
+                envelope = None
+            origin = envelope.origin if envelope is not None else ""
+            found = worker_calls.OriginAnswered(origin, log_of(origin)) if origin else None
+        if found is None:
+            await _send_error(send, 404, "this stream is not here, or began before origins")
+        else:
+            await _send_json(send, 200, msgspec.structs.asdict(found))
 
     async def _hand_over(self, receive: Receive, send: Send) -> None:
         try:

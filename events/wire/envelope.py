@@ -1,7 +1,7 @@
 """The envelope of a resumable request: the stored copy of what its client sent.
 
-One JSON line (path, response id, `created`), then the client's body. With it a worker can
-serve the request again when the gateway that had it is gone.
+One JSON line (path, response id, `created`, and `origin` if it is known), then the client's body.
+With it a worker can serve the request again when the gateway that had it is gone.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """`path`: the route; `id`: what the response is named after; `created`: as shown."""
+    """`path`: the route; `id`: what the response is named after; `created`: as shown; `origin`: where
+    the stream began (`relume.events.wire.stream_origin`), as text."""
 
     path: str
     id: str
     created: str
     body: bytes = b""
+    origin: str = ""
 
     def pack(self) -> bytes:
         """As it is stored and sent."""
         head = {"path": self.path, "id": self.id, "created": self.created}
+        if self.origin:
+            head["origin"] = self.origin
         return msgspec.json.encode(head) + b"\n" + self.body
 
     def headers(self, headers: Headers) -> Headers:
@@ -50,6 +54,6 @@ def unpack(data: bytes) -> Envelope:
         raise EnvelopeError(str(error)) from None
     if not newline or envelope.body:
         raise EnvelopeError("an envelope is one JSON line, then the body")
-    if not all(map(_is_text, (envelope.path, envelope.id, envelope.created))):
-        raise EnvelopeError("the path, the id or `created` has characters that HTTP does not allow")
+    if not all(map(_is_text, (envelope.path, envelope.id, envelope.created, envelope.origin))):
+        raise EnvelopeError("its first line has characters that HTTP does not allow")
     return msgspec.structs.replace(envelope, body=body)

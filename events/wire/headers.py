@@ -29,7 +29,7 @@ ATTEMPT = "x-relume-attempt"
 INCARNATION = "x-relume-incarnation"
 """The engine that the gateway means; another one answers 409."""
 DISPATCH = "x-relume-dispatch"
-"""The encoded `RequestDispatched` event in base64url (`encode_dispatch`)."""
+"""The encoded `RouteDecided` event in base64url (`encode_record`)."""
 CREATED = "x-relume-created"
 """Unix seconds that a continued answer shows as `created`."""
 CACHED = "x-relume-cached"
@@ -50,6 +50,9 @@ GRACE = "x-relume-grace"
 """Bounds within which the stream outlives its connection (`Grace`)."""
 CLAIM = "x-relume-claim"
 """The secret that a gateway shows to attach to the stream."""
+ORIGIN = "x-relume-origin"
+"""Log in which the request of a resumable stream arrived, and its arrival there
+(`relume.events.wire.stream_origin`)."""
 ENVELOPE = "x-relume-envelope"
 """Endpoints that may have the request as its client sent it; the body is empty."""
 
@@ -104,18 +107,23 @@ def parse_request(text: str) -> str:
     return text
 
 
-def encode_dispatch(record: bytes) -> bytes:
-    """An encoded event as the value of `DISPATCH`: base64url without padding."""
+def encode_record(record: bytes) -> bytes:
+    """An encoded event in a header: base64url without padding."""
     return base64.urlsafe_b64encode(record).rstrip(b"=")
 
 
 def decode_dispatch(text: str | bytes) -> bytes:
-    """The encoded event, from base64url with or without padding. Raises HeaderError."""
+    """The encoded event in the value of `DISPATCH`. Raises HeaderError."""
+    return decode_record(DISPATCH, text)
+
+
+def decode_record(name: str, text: str | bytes) -> bytes:
+    """The encoded event in header `name`, from base64url with or without padding. Raises HeaderError."""
     try:
         value = text.encode("ascii") if isinstance(text, str) else text
         return base64.b64decode(value + b"=" * (-len(value) % 4), b"-_", validate=True)
     except ValueError as error:
-        raise HeaderError(DISPATCH, str(error)) from None
+        raise HeaderError(name, str(error)) from None
 
 
 def format_endpoints(endpoints: Iterable[str]) -> str:

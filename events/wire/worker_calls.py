@@ -22,6 +22,8 @@ PROBE_PATH = "/relume/probe"
 CHECKPOINT_PATH = "/relume/checkpoint"
 ATTACH_PATH = "/relume/attach"
 RELEASE_PATH = "/relume/release"
+ORIGIN_PATH = "/relume/origin"
+"""POST, by a replica: an `OriginRequest`, answered with an `OriginAnswered`."""
 HANDOVER_PATH = "/relume/handover"
 CANARY_PATH = "/relume/canary"
 """POST, by the worker's agent: a `CanaryAsked`, answered with a `CanaryAnswered`."""
@@ -41,7 +43,8 @@ class Retarget(msgspec.Struct, frozen=True):
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `ATTACH_PATH` and `RELEASE_PATH`: a buffered stream, and the first token that is
-    wanted of it. `also`: request, attempt and claim of others to be released."""
+    wanted of it. `also`: request, attempt and claim of others to be released. `log`: the log of the
+    replica, to which the stream belongs from now on."""
 
     request: str
     attempt: int
@@ -49,6 +52,26 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     claim: str
     tokens: int = 0
     also: tuple[tuple[str, int, str], ...] = ()
+    log: str = ""
+
+
+class OriginRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `ORIGIN_PATH`: a stream whose client returned, and which the log does not name. `holders`:
+    endpoints that may have its envelope."""
+
+    request: str
+    incarnation: int
+    holders: tuple[str, ...] = ()
+
+
+class OriginAnswered(msgspec.Struct, frozen=True):
+    """`origin`: where the stream began (`relume.events.wire.stream_origin`), as text. `log`: the log that it
+    belongs to; another one than it began in, if a replica took it over before. `attempt`: the one that is
+    buffered here; 0: holders have its envelope alone."""
+
+    origin: str
+    log: str
+    attempt: int = 0
 
 
 class Handover(msgspec.Struct, frozen=True):
@@ -99,7 +122,7 @@ class CrossCheckAnswered(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-Call = TypeVar("Call", Retarget, Attach, Handover, CrossCheckRequest)
+Call = TypeVar("Call", Retarget, Attach, OriginRequest, Handover, CrossCheckRequest)
 
 encode = msgspec.json.encode
 
@@ -109,7 +132,7 @@ def decode(body: bytes, kind: type[Call]) -> Call:
     try:
         call = msgspec.json.decode(body, type=kind)
         parse_request(call.request)
-        if isinstance(call, Retarget):
+        if isinstance(call, Retarget | OriginRequest):
             parse_endpoints(CHECKPOINT, ",".join(call.holders))
     except (HeaderError, *UNREADABLE) as error:
         raise CallError(str(error)) from None

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import httptools
 
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
-from relume.events.wire.worker_calls import CROSS_CHECK_PATH, STATE_PATH
+from relume.events.wire.worker_calls import CROSS_CHECK_PATH, ORIGIN_PATH, STATE_PATH
 
 
 @dataclass(kw_only=True)
@@ -172,6 +172,9 @@ class Engine:
         self.checks: list[Check] = []
         self.check_s = 0.0
         self.check_reply: tuple[int, object] | None = None  # in place of the right answer
+        self.origins: dict[str, bytes] = {}
+        """JSON by request: what it says of streams that began in a former log."""
+        self.sought: list[str] = []
         self.methods: list[str] = []
         self.connections: set[_EngineConnection] = set()
         self.accepted = 0
@@ -254,6 +257,11 @@ class _EngineConnection(asyncio.Protocol):
             if engine.answers_probes:
                 self.transport.write(engine.state())
             return
+        if self.url.decode() == ORIGIN_PATH:
+            request = json.loads(self.body)["request"]
+            engine.sought.append(request)
+            self.reply(engine.origins.get(request))
+            return
         if self.url.decode() == CROSS_CHECK_PATH:
             self.check = Check(asked=json.loads(self.body))
             engine.checks.append(self.check)
@@ -283,6 +291,12 @@ class _EngineConnection(asyncio.Protocol):
         task = asyncio.get_running_loop().create_task(self.answer(behaviour, self.seen))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+    def reply(self, content: bytes | None) -> None:
+        """JSON, or 404."""
+        status, body = (200, content) if content is not None else (404, b"{}")
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
     async def answer_again(self, check: Check) -> None:
         """The tokens of the request once more."""

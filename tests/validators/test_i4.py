@@ -12,7 +12,7 @@ from relume.chaos.validators.promises.requests import (
 )
 from relume.events import vocabulary as v
 from relume.events.log.codec import encode
-from tests.policies.story import Story, decided, ended, engine_step, observed, queued
+from tests.policies.story import Story, arrived, decided, ended, engine_step, observed, queued
 from tests.validators.builders import about, held, moved, short, whole
 
 
@@ -95,6 +95,36 @@ def test_i4_finds_an_engine_that_was_never_chosen() -> None:
     found = about(i4_one_live_epoch.check(story.groups, []))
     assert "taken by w1:1" in found
     assert "2 engines" in found
+
+
+def of_a_former_log(*events: object, stated: int = 3) -> Story:
+    """w0 reports an attempt that it has, and no dispatch of it; its client returns to r0."""
+    story = Story()
+    story.replica()
+    for worker in ("w0", "w1"):
+        story.worker(worker)
+    story.tell("w.w0", engine_step(queued(attempt=stated)))
+    returned = v.ClientReturned(request="q1", claim="c1", attempt=3, tokens=5, events=0)
+    story.tell("r.r0", arrived(), returned, *events)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("story", "says"),
+    [
+        (of_a_former_log(), ""),
+        (of_a_former_log(observed(attempt=3), decided(attempt=4, worker="w1")), ""),
+        (of_a_former_log(decided(attempt=4, worker="w1")), "attempt 4 was dispatched while 3 was live"),
+        (of_a_former_log(observed(attempt=3), decided(attempt=3, worker="w1")), "attempt 3 follows attempt 3"),
+        (of_a_former_log(observed(attempt=3), decided(attempt=5, worker="w1")), "attempt 5 follows attempt 3"),
+        (of_a_former_log(decided(attempt=4, worker="w1"), stated=2), "attempt 4 follows attempt 0"),
+    ],
+)  # fmt: skip
+def test_i4_counts_the_attempt_under_which_a_stream_of_a_former_log_runs(
+    story: Story, says: str
+) -> None:
+    found = i4_one_live_epoch.check(story.groups, [])
+    assert says in about(found) if says else found == []
 
 
 def adopted(

@@ -13,6 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from relume.events.log.codec import encode
+from relume.events.vocabulary import RequestArrived, Tick
+from relume.events.vocabulary.enums import Guarantee
 from relume.events.wire.errors import (
     CallError,
     EnvelopeError,
@@ -21,7 +24,7 @@ from relume.events.wire.errors import (
     ReportError,
     WireError,
 )
-from relume.events.wire.headers import CHECKPOINT, GRACE
+from relume.events.wire.headers import CHECKPOINT, GRACE, encode_record
 from tests.wire.properties import some_examples
 
 NUMBER = st.integers(0, 999_999_999)
@@ -81,7 +84,7 @@ def header_values_read_as_they_were_written(codec: Any) -> None:
         grace = codec.Grace(a, b, c, d)
         assert grace.format() == f"{a} {b} {c} {d}"
         assert codec.Grace.parse(grace.format()) == grace
-        value = codec.encode_dispatch(record)
+        value = codec.encode_record(record)
         assert not set(value) & set(b"+/=")
         assert codec.decode_dispatch(value) == codec.decode_dispatch(value.decode()) == record
         assert codec.parse_number(GRACE, str(a)) == a
@@ -287,10 +290,11 @@ def an_envelope_reads_as_it_was_packed(codec: Any) -> None:
     text = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=20)
 
     @some_examples
-    @example("/v1/x", "id", "17", b"a\nb\n")
-    @given(text, text, text, st.binary(max_size=20))
-    def check(path: str, name: str, created: str, body: bytes) -> None:
-        envelope = codec.Envelope(path, name, created, body)
+    @example("/v1/x", "id", "17", b"a\nb\n", "")
+    @example("/v1/x", "id", "17", b"", "log AAA")
+    @given(text, text, text, st.binary(max_size=20), text)
+    def check(path: str, name: str, created: str, body: bytes, origin: str) -> None:
+        envelope = codec.Envelope(path, name, created, body, origin)
         assert codec.unpack(envelope.pack()) == envelope
         head = [(b"x-request-id", b"old"), (b"content-length", b"0"), (b"a", b"b")]
         envelope = msgspec.structs.replace(envelope, id="new")
@@ -320,6 +324,7 @@ def malformed_envelopes_raise_envelope_error(codec: Any) -> None:
     for data in (
         whole.replace(b'"p"', b'"p\\r\\nx: y"') + b"\n",
         whole.replace(b'"i"', b'"\\u0664"') + b"\n",
+        whole.replace(b'"1"', b'"1","origin":"a\\r\\nb"') + b"\n",
         b"",
         b"{}\n",
         whole,
@@ -329,11 +334,52 @@ def malformed_envelopes_raise_envelope_error(codec: Any) -> None:
             codec.unpack(data)
 
 
+ARRIVED = RequestArrived(
+    request="q", model="m", route="/v1/completions", stream=True, prompt_tokens=3, max_tokens=9,
+    verdict=Guarantee.EXACT, tenant="\u0664", resumable="digest", grace_ticks=30,
+)  # fmt: skip
+
+
+def calls_of(codec: Any) -> tuple[Any, ...]:
+    return codec.Retarget, codec.Attach, codec.OriginRequest, codec.Handover
+
+
+def origins_read_as_they_were_written(codec: Any) -> None:
+    for log in ("4f2a", "a.b-c_9", "x" * 64):
+        origin = codec.StreamOrigin(log, ARRIVED)
+        text = origin.format()
+        assert text.isascii() and text.isprintable() and codec.log_of(text) == log
+        assert codec.StreamOrigin.parse(text) == origin
+
+
+def malformed_origins_raise_header_error(codec: Any) -> None:
+    @some_examples
+    @example("\u0664")
+    @given(st.text(max_size=30))
+    def check(text: str) -> None:
+        for origin in (text, f"log {text}"):
+            try:
+                codec.StreamOrigin.parse(origin)
+            except HeaderError:
+                pass
+
+    check()
+    whole = codec.StreamOrigin("log", ARRIVED).format()
+    others = (Tick(1, 2), msgspec.structs.replace(ARRIVED, resumable=""))
+    for text in (
+        "", "log", "log ", "log ZZZZ", whole.removeprefix("log"), f"a/{whole}", f"{'x' * 65} {whole[4:]}",
+        whole[:-4], *(f"log {encode_record(encode(other)).decode()}" for other in others),
+    ):  # fmt: skip
+        with pytest.raises(HeaderError):
+            codec.StreamOrigin.parse(text)
+
+
 def calls_read_as_they_were_written(codec: Any) -> None:
     names = st.text("abcXYZ019_.-", min_size=1, max_size=64)
 
     def named(kind: Any) -> st.SearchStrategy[Any]:
-        fields = {"holders": ("unix:/run/s", "tcp://h:1")} if kind is codec.Retarget else {}
+        has_holders = kind in (codec.Retarget, codec.OriginRequest)
+        fields = {"holders": ("unix:/run/s", "tcp://h:1")} if has_holders else {}
         change = msgspec.structs.replace
         return st.builds(
             lambda call, request: change(call, request=request, **fields), values(kind), names
@@ -341,7 +387,7 @@ def calls_read_as_they_were_written(codec: Any) -> None:
 
     @some_examples
     @example(codec.Handover("a.b-c_9", 1, 2))
-    @given(st.one_of(*map(named, (codec.Retarget, codec.Attach, codec.Handover))))
+    @given(st.one_of(*map(named, calls_of(codec))))
     def check(call: Any) -> None:
         assert codec.decode(codec.encode(call), type(call)) == call
 
@@ -349,7 +395,7 @@ def calls_read_as_they_were_written(codec: Any) -> None:
 
 
 def malformed_calls_raise_call_error(codec: Any) -> None:
-    kinds = (codec.Retarget, codec.Attach, codec.Handover)
+    kinds = calls_of(codec)
 
     @some_examples
     @example(DEEP)
@@ -367,6 +413,8 @@ def malformed_calls_raise_call_error(codec: Any) -> None:
         codec.decode(b'{"request":"a b","attempt":1,"incarnation":1}', codec.Handover)
     with pytest.raises(CallError):
         codec.decode(b'{"request":"a","attempt":1,"incarnation":1,"holders":["x"]}', codec.Retarget)
+    with pytest.raises(CallError):
+        codec.decode(b'{"request":"a","incarnation":1,"holders":["x"]}', codec.OriginRequest)
 
 
 # --- KV protocol

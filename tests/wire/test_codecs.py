@@ -15,6 +15,7 @@ from relume.events.wire import (
     notices,
     reports,
     resumption,
+    stream_origin,
     worker_calls,
 )
 from relume.events.wire.kv import kv_messages, local_frames
@@ -34,6 +35,7 @@ PROPERTIES: dict[ModuleType, tuple[Callable[[Any], None], ...]] = {
     reports: (m.reports_survive_any_cut, m.malformed_reports_raise_report_error),
     notices: (m.notices_survive_any_cut, m.malformed_notices_raise_notice_error),
     envelope: (m.an_envelope_reads_as_it_was_packed, m.malformed_envelopes_raise_envelope_error),
+    stream_origin: (m.origins_read_as_they_were_written, m.malformed_origins_raise_header_error),
     worker_calls: (m.calls_read_as_they_were_written, m.malformed_calls_raise_call_error),
     kv_messages: (
         m.kv_messages_read_as_they_were_written,

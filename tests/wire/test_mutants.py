@@ -23,6 +23,7 @@ from relume.events.wire import (
     notices,
     reports,
     resumption,
+    stream_origin,
     worker_calls,
 )
 from relume.events.wire.kv import kv_messages, local_frames
@@ -150,10 +151,20 @@ BUGS: dict[ModuleType, dict[str, tuple[str, str]]] = {
         "length of the old body": ('b"%d" % len(self.body)', 'b"0"'),
         "line breaks for heads of HTTP": ("if not all(map(_is_text", "if False and not all(map(_is_text"),
         "no line end needed": ("if not newline or", "if"),
+        "origin left out": ("if self.origin:", "if not self.origin:"),
+        "line breaks in an origin": ("envelope.created, envelope.origin)", "envelope.created)"),
+    },
+    stream_origin: {
+        "log not looked at": ("if not _LOG_ID(log):", "if False:"),
+        "a decoder's own error": ("except LogError as error:", "except KeyError as error:"),
+        "any event is an arrival": ("type(arrival) is not RequestArrived or", ""),
+        "a stream that cannot resume has an origin": (" or not arrival.resumable", ""),
+        "log and record swapped": ('f"{self.log} {encode_record', 'f"{self.log}{encode_record'),
     },
     worker_calls: {
         "request not looked at": ("parse_request(call.request)", "pass"),
-        "endpoints not looked at": ("isinstance(call, Retarget)", "False"),
+        "endpoints not looked at": ("isinstance(call, Retarget | OriginRequest)", "False"),
+        "endpoints of an origin not looked at": ("Retarget | OriginRequest)", "Retarget)"),
         "a decoder's own error": ("except (HeaderError, *UNREADABLE)", "except HeaderError"),
     },
     kv_messages: {

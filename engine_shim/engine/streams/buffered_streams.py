@@ -10,7 +10,10 @@ from typing import Any
 
 from relume.engine_shim.engine.streams.stream_buffer import GRACE_OVER, StreamBuffer
 from relume.engine_shim.generation import Generation
+from relume.events.wire.envelope import unpack
 from relume.events.wire.headers import Grace
+from relume.events.wire.stream_origin import log_of
+from relume.events.wire.worker_calls import OriginAnswered
 
 TOMBSTONES = 256
 NO_SPACE = "no room for detached streams"
@@ -63,6 +66,15 @@ class StreamBuffers:
         """Of a stream that is buffered here; empty for any other."""
         buffer = self._buffers.get((request, attempt))
         return buffer.envelope if buffer is not None else b""
+
+    def origin(self, request: str) -> OriginAnswered | None:
+        """Where a stream that is buffered here began; None if it is not here, or that is unknown."""
+        attempt = max((n for name, n in self._buffers if name == request), default=None)
+        if attempt is None:
+            return None
+        buffer = self._buffers[request, attempt]
+        origin = unpack(buffer.envelope).origin
+        return OriginAnswered(origin, buffer.log or log_of(origin), attempt) if origin else None
 
     def detached(self, buffer: StreamBuffer) -> None:
         """No connection is attached, and its end has not been written out."""

@@ -90,6 +90,8 @@ class StreamBuffer:
         self.bounds = bounds
         self.claim = claim
         self.envelope = envelope
+        self.log = ""
+        """The log to which a replica of a later one than it began in has brought it."""
         self.finished = False
         self.bytes = len(envelope)
         self.detached_at = 0.0
@@ -220,10 +222,11 @@ class StreamBuffer:
 
     # --- connections
 
-    def attach(self, send: Send, first: int) -> tuple[asyncio.Task[None], _Sink]:
+    def attach(self, send: Send, first: int, log: str = "") -> tuple[asyncio.Task[None], _Sink]:
         """Everything from token `first` on goes to `send` from now on; an older connection gets an
-        error and ends. The answer's head comes before it."""
+        error and ends. The answer's head comes before it. `log`: that of the gateway's replica."""
         self._take_from(self._sink)
+        self.log = log or self.log
         self.detached_at = 0.0
         self._stop_timer()
         sink = self._sink = _Sink(send, self._first)

@@ -15,9 +15,11 @@ from relume.engine_shim.generation import Generation
 from relume.events.log.codec import decode, encode
 from relume.events.vocabulary import StreamsReported
 from relume.events.wire import frames
+from relume.events.wire.envelope import Envelope
 from relume.events.wire.errors import HeaderError
 from relume.events.wire.headers import Grace
 from relume.events.wire.resumption import DeliveredChoice, Resume
+from relume.events.wire.worker_calls import OriginAnswered
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -110,6 +112,25 @@ async def test_a_lost_connection_is_gone_on_with_from_any_token() -> None:
     handler.cancel()
     buffers.forget(kept, "test")
     assert buffers.bytes == 0
+
+
+async def test_a_stream_belongs_to_the_log_of_the_gateway_that_attached_last() -> None:
+    buffers, bounds = StreamBuffers(), Grace(60, 1 << 20, 1 << 20, 8)
+    for attempt in (1, 2):
+        envelope = Envelope("/v1/completions", "q", "17", b"body", "one AAA").pack()
+        buffers.keep(Generation("q", attempt), bounds, "claim", envelope).begin(Wire().send)
+    assert buffers.origin("q") == OriginAnswered("one AAA", "one", 2)
+    assert buffers.origin("other") is None
+    kept = buffers.find("q", 2, "claim")
+    kept.attach(Wire().send, 0, "two")
+    assert buffers.origin("q") == OriginAnswered("one AAA", "two", 2)
+    kept.attach(Wire().send, 0)
+    assert buffers.origin("q") == OriginAnswered("one AAA", "two", 2), "its replica is of no log"
+    buffers.forget(kept, "test")
+    assert buffers.origin("q") == OriginAnswered("one AAA", "one", 1)
+    earlier = Envelope("/v1/completions", "q", "17", b"body").pack()
+    buffers.keep(Generation("old", 1), bounds, "claim", earlier).begin(Wire().send)
+    assert buffers.origin("old") is None, "the build of its gateway is an earlier one"
 
 
 def _continued() -> Resume:

@@ -136,7 +136,9 @@ async def test_a_replica_that_lags_behind_the_log_has_a_client_return_again(rig,
         r.gateway.let_go(session.arrival.request)
         lazy.close()
         await until(lambda: not r.gateway._streams.open)
-        r.scheduler.returns = SimpleNamespace(known=lambda request: None, is_behind=is_behind)
+        r.scheduler.returns = SimpleNamespace(
+            known=lambda request: None, is_behind=is_behind, is_sought=lambda request: False
+        )
         ids, _ = ids_and_data(early)
         answer = await r.ask(CHAT, b"", headers=f"{RESUMABLE}last-event-id: {ids[-1]}\r\n")
         assert answer.status == status

@@ -11,6 +11,9 @@ The same holds for what a replica sent before it had read that its client went t
 the client came back meanwhile. A return that another replica wrote before it had read of a dispatch ends
 that attempt: its owner reads that it is none any more. Numbers of dispatches that an owner had not read
 are free to it.
+
+A stream that began in a former log arrives in this one when its client returns. Until then an engine
+alone reports its attempt, without a dispatch. That attempt is live like any other.
 """
 
 from __future__ import annotations
@@ -39,9 +42,12 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     broken, lost = broken_replicas(groups)
     unwritten = UnwrittenDecisions(groups, lost) if broken else None
     held = _held(groups) if any(len(course.owners) > 1 for course in found.values()) else {}
+    former = _former(groups, [name for name, course in found.items() if _is_former(course)])
     for course in found.values():
+        began = former.get(course.request, 0)
         known = {change.attempt for _, change in course.queued} | held.get(course.request, set())
-        texts = [*_owners(course), *_attempts(course, known), *_engines(course, unwritten)]
+        known |= set(range(1, began + 1))
+        texts = [*_owners(course), *_attempts(course, known, began), *_engines(course, unwritten)]
         out += [Violation(PROMISE, course.request, text) for text in texts]
     return out
 
@@ -56,6 +62,23 @@ def _held(groups: Sequence[RevisionGroup]) -> dict[str, set[int]]:
                 found.setdefault(held.request, set()).add(held.attempt)
         elif type(at.event) is v.CheckpointAcknowledged:
             found.setdefault(at.event.request, set()).add(at.event.attempt)
+    return found
+
+
+def _is_former(course: Course) -> bool:
+    """Whether its client returned before it was dispatched in this log."""
+    kinds = [type(at.event) for at in course.events[:2]]
+    return kinds == [v.RequestArrived, v.ClientReturned]
+
+
+def _former(groups: Sequence[RevisionGroup], requests: Sequence[str]) -> dict[str, int]:
+    """The latest attempt of each of these that an engine reported without a dispatch."""
+    found: dict[str, int] = {}
+    for at in events_of(groups, "w.") if requests else ():
+        for change in at.event.changes if type(at.event) is v.EngineStep else ():
+            if type(change) is v.RequestQueued and not change.dispatch:
+                if change.request in requests:
+                    found[change.request] = max(change.attempt, found.get(change.request, 0))
     return found
 
 
@@ -78,8 +101,9 @@ def _owners(course: Course) -> list[str]:
     return []
 
 
-def _attempts(course: Course, known: set[int]) -> list[str]:
-    """`known`: attempts that engines or holders reported, whose numbers a new owner skips."""
+def _attempts(course: Course, known: set[int], former: int) -> list[str]:
+    """`known`: attempts that engines or holders reported, whose numbers a new owner skips. `former`: the
+    one that was live when the request arrived in this log; 0: none."""
     texts = []
     live = 0
     owner, over = "", False
@@ -95,6 +119,9 @@ def _attempts(course: Course, known: set[int]) -> list[str]:
         elif type(event) is v.ClientReturned:
             if event.attempt < live and at.stream != owner:
                 live = 0  # it had not read that dispatch, and its owner reads the return
+            elif former and event.attempt == former and not sent:
+                live, owner = former, at.stream
+                sent.append((former, at.stream, at.revision))
         elif type(event) is v.RouteDecided and event.worker and event not in course.unaware:
             if over:
                 texts.append(f"attempt {event.attempt} was dispatched after the end")

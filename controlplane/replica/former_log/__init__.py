@@ -1,0 +1,1 @@
+"""Streams of a former log, in whose place this one began."""
