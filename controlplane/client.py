@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import openai
 
 ATTEMPTS = 8
-"""Connections in a row that may bring nothing before the last error is raised."""
+"""Connections in a row that may bring nothing before the last error is raised. There may be more until the
+grace time of the stream is over."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 RETRIED = frozenset({429, 503})
 """Answers to a resumption that ask the client to try again."""
@@ -62,6 +63,8 @@ class _ResumedStream:
         self._chat = "messages" in request
         self._turn = 0
         self._fruitless = 0
+        self._heard_at = time.monotonic()
+        self._grace_s = 0
         self._last_id = ""
         self._shown = ""
         self.done = False
@@ -91,7 +94,9 @@ class _ResumedStream:
             return None
         data = line[5:].strip()
         self._last_id, self._shown = self._shown or self._last_id, ""
-        self._fruitless = 0
+        self._fruitless, self._heard_at = 0, time.monotonic()
+        grace = answer.headers.get(RESUMABLE, "")
+        self._grace_s = int(grace) if grace.isdecimal() else 0
         if data == "[DONE]":
             self.done = True
             return None
@@ -111,7 +116,8 @@ class _ResumedStream:
                 raise error
         self._turn += 1
         self._fruitless += 1
-        if self._fruitless >= ATTEMPTS:
+        waited_s = time.monotonic() - self._heard_at
+        if self._fruitless >= ATTEMPTS and waited_s >= self._grace_s:
             raise error or ConnectionError("the stream ends early again and again")
         return min(FIRST_PAUSE_S * 2 ** (self._fruitless - 1), LONGEST_PAUSE_S)
 
@@ -119,7 +125,7 @@ class _ResumedStream:
 def stream(client: openai.OpenAI, *, replicas: Sequence[str] = (), **request: Any) -> Iterator[Any]:
     """Chunks of a completion (with `prompt`) or a chat (with `messages`), as `create` gives
     them. `replicas`: base URLs of further control plane replicas. Raises openai.OpenAIError,
-    and the transport's error after ATTEMPTS connections without an event."""
+    and the transport's error after ATTEMPTS connections without an event and the grace time."""
     course = _ResumedStream(client, replicas, request)
     while not course.done:
         try:

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
-from relume.controlplane.client import astream
+from relume.controlplane.client import _ResumedStream, astream
 from relume.controlplane.stream import event_ids
 from relume.controlplane.stream.arrival import Arrival, Assignment
 from relume.controlplane.stream.stream_events import Owned
@@ -129,6 +130,24 @@ async def test_our_client_helper_raises_it_too(rig):
             async for _ in astream(client_of(r.gateway.port), **asked):
                 pass
         assert raised.value.code == "stream_lost"
+
+
+@pytest.mark.parametrize(("grace", "ends_s"), [("0", 5.15), ("30", 31.15)])
+def test_our_client_helper_returns_until_the_grace_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, grace: str, ends_s: float
+) -> None:
+    """Eight attempts are over in 5 s. A replica that starts again, and reads a new log, takes longer."""
+    now = 0.0
+    monkeypatch.setattr("relume.controlplane.client.time.monotonic", lambda: now)
+    course = _ResumedStream(SimpleNamespace(base_url="http://a/v1"), (), {"prompt": "x"})
+    answer = SimpleNamespace(headers={"x-relume-resumable": grace}, http_request=None)
+    course.take("id: q:token:1", answer)
+    assert course.take('data: {"choices": []}', answer) is not None
+    error = ConnectionError("refused")
+    with pytest.raises(ConnectionError, match="refused"):
+        while True:
+            now += course.lost(error)
+    assert now == pytest.approx(ends_s)
 
 
 async def test_a_stream_that_had_begun_ends_with_an_error_event(rig):
