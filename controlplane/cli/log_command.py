@@ -56,6 +56,7 @@ def log_command(args: argparse.Namespace) -> int:
     )
     print_line("Running agents keep their engines and register in the new log.")
     print_line("Replicas of the former log end their streams and exit with 1: start them again.")
+    print_line("Resumable streams that they cut continue when their clients return.")
     if former and config.archive_dir:
         print_line(f"The former log: relume replay --verify --log {config.archive_dir}/{former}")
     return 0
