@@ -54,6 +54,7 @@ from relume.events.vocabulary.leader_events import (
     StateHashed,
     Tick,
     VerdictsWithheld,
+    WeightsCompared,
     WorkerForgotten,
     WorkerLost,
 )
@@ -106,6 +107,8 @@ from relume.events.vocabulary.worker_events import (
     ReportsDropped,
     StreamResumed,
     StreamsReported,
+    WeightsDigested,
+    WeightsReadStarted,
     WorkerDeregistered,
     WorkerLeaving,
     WorkerRegistered,
@@ -139,6 +142,8 @@ WORKER_EVENTS = (
     | RestoreFailed
     | PrefixBlocksChanged
     | CanaryReported
+    | WeightsReadStarted
+    | WeightsDigested
 )
 REPLICA_EVENTS = (
     ReplicaStarted
@@ -181,6 +186,7 @@ LEADER_EVENTS = (
     | HealthDecided
     | VerdictsWithheld
     | CanaryValuesDecided
+    | WeightsCompared
     | DegradationDecided
     | RolloutDecided
     | FeatureLevelRaised

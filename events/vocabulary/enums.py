@@ -281,6 +281,17 @@ class HealthState(Word):
     """What it computes is not trusted: it gets none until an operator releases it."""
 
 
+class WeightsOutcome(Word):
+    """How the model files of a quarantined worker compare with those of most healthy workers of its
+    class (`WeightsCompared.outcome`)."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    """It is not released by canaries."""
+    UNKNOWN = "unknown"
+    """They cannot be compared: canaries alone decide."""
+
+
 class BreakerState(Word):
     """The circuit breaker of a worker, as its health shows it."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from msgspec import Struct
 
 from relume.events.vocabulary.base import Basis, Event
@@ -11,6 +13,7 @@ from relume.events.vocabulary.enums import (
     HealthState,
     RolloutStage,
     StepDetail,
+    WeightsOutcome,
 )
 
 
@@ -179,6 +182,28 @@ class CanaryValuesDecided(Event, frozen=True, tag="canary_values_decided/1", kw_
     """Workers whose answers agreed; one: its class had no other."""
     workers: int
     """Workers in the class."""
+
+
+class WeightsCompared(Event, frozen=True, tag="weights_compared/1", kw_only=True):
+    """Decision: whether the model files of a quarantined worker are those of most healthy workers of
+    its class, once its engine has answered enough canaries rightly. It is released unless they differ."""
+
+    tag_level: ClassVar[int] = 2
+
+    worker: str
+    incarnation: int
+    outcome: WeightsOutcome
+    """What the comparison found."""
+    digest: str = ""
+    """Digest of its files; empty: unknown."""
+    expected: str = ""
+    """Digest of the files of most healthy workers of its class; empty: unknown."""
+    witnesses: tuple[str, ...] = ()
+    """These workers."""
+    files: tuple[str, ...] = ()
+    """Names of files that differ from theirs, as far as they are known."""
+    reason: str = ""
+    """Why the files are not compared; empty: they are."""
 
 
 class DegradationDecided(Event, frozen=True, tag="degradation_decided/1", kw_only=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from relume.events.vocabulary.base import Event
 from relume.events.vocabulary.enums import DeathReason, EngineKind
 from relume.events.vocabulary.step_changes import AnyChange
@@ -171,6 +173,44 @@ class CanaryReported(Event, frozen=True, tag="canary_reported/1", kw_only=True):
     """Why there is no answer; empty: there is one."""
     wait_us: int = 0
     """For how much of `took_us` the engine waited for a CPU."""
+
+
+class WeightsReadStarted(Event, frozen=True, tag="weights_read_started/1", kw_only=True):
+    """The agent reads every byte of the files of the model that its engine serves. `WeightsDigested`
+    follows, while that engine lives."""
+
+    tag_level: ClassVar[int] = 2
+
+    worker: str
+    incarnation: int
+    weights: str
+    """Digest of the names, the sizes and the first MiB of the files, as in `CanaryReported`."""
+    size_bytes: int
+    """Size of the files that are to be read."""
+
+
+class WeightsDigested(Event, frozen=True, tag="weights_digested/1", kw_only=True):
+    """The digest of every byte of the files of the model that an engine serves."""
+
+    tag_level: ClassVar[int] = 2
+
+    worker: str
+    incarnation: int
+    weights: str = ""
+    """Digest of the names, the sizes and the first MiB of the files, as in `CanaryReported`."""
+    digest: str = ""
+    """Digest of the names and all bytes of the files; empty: see `error`."""
+    files: tuple[tuple[str, str], ...] = ()
+    """(name, digest of all bytes) of the files of more than 1 MiB, if they are not too many."""
+    size_bytes: int = 0
+    """Size of the files."""
+    reread: bool = True
+    """Whether every file was read for this engine. Otherwise digests are used that the agent had of
+    files whose size, times and inode are the same."""
+    took_ms: int = 0
+    """Time that it took."""
+    error: str = ""
+    """Why there is no digest; empty: there is one."""
 
 
 class EngineRestartScheduled(Event, frozen=True, tag="engine_restart_scheduled/1"):

@@ -10,11 +10,14 @@ import msgspec
 import pytest
 
 from relume.events.log import codec, entries
+from relume.events.log.feature_levels import FIRST_LEVEL, LEVEL
 from relume.events.vocabulary import AnyEvent
 from relume.events.vocabulary.base import Event
 
-NEXT = 2
-"""The level of that build."""
+OLD = FIRST_LEVEL
+"""The level of the build before this one."""
+NEXT = LEVEL + 1
+"""The level of the next build."""
 
 
 class WeatherReported(Event, frozen=True, tag="weather_reported/1", kw_only=True):

@@ -18,9 +18,8 @@ from relume.events import vocabulary as v
 from relume.events.log.errors import LogFull
 from relume.events.log.feature_levels import level_of
 from relume.policies.leader.feature_level import SETTING, in_force
-from tests.mixed_versions.next_build import NEXT, WeatherReported, next_build
+from tests.mixed_versions.next_build import NEXT, OLD, WeatherReported, next_build
 
-OLD = NEXT - 1
 WRITES_S = 0.2
 """Time between two newer events of a writer that may write them."""
 ENDS_S = 0.02
@@ -165,4 +164,4 @@ def test_a_writer_that_does_not_ask_breaks_a_promise(monkeypatch: pytest.MonkeyP
     )
     verdict = judge(ran("gateway-killed", 1, Upgrade(at_s=0.0, asks=False)))
     assert verdict.result == "failed"
-    assert any("needs feature level 2" in found.detail for found in verdict.violations)
+    assert any(f"needs feature level {NEXT}" in found.detail for found in verdict.violations)

@@ -30,9 +30,9 @@ def test_a_tag_has_the_level_that_it_names() -> None:
     [
         (NoteWritten(text="a"), 1),
         (NoteWritten(text="a", mood=""), 1),
-        (NoteWritten(text="a", mood="b"), 2),
-        (NoteWritten(text="a", words=("c",)), 3),
-        (NoteWritten(text="a", mood="b", words=("c",)), 3),
+        (NoteWritten(text="a", mood="b"), NEXT),
+        (NoteWritten(text="a", words=("c",)), NEXT + 1),
+        (NoteWritten(text="a", mood="b", words=("c",)), NEXT + 1),
     ],
 )
 def test_a_newer_field_counts_if_it_says_something(note: NoteWritten, level: int) -> None:
@@ -41,8 +41,8 @@ def test_a_newer_field_counts_if_it_says_something(note: NoteWritten, level: int
 
 def test_a_record_is_lowered_to_what_older_builds_read() -> None:
     note = NoteWritten(text="a", mood="b", words=("c",))
-    assert lowered(note, 3) is note
-    assert lowered(note, 2) == NoteWritten(text="a", mood="b")
+    assert lowered(note, NEXT + 1) is note
+    assert lowered(note, NEXT) == NoteWritten(text="a", mood="b")
     assert lowered(note, 1) == NoteWritten(text="a")
     assert lowered(WeatherReported(sky="grey"), NEXT - 1) is None
     assert lowered(Tick(1, 2), 1) == Tick(1, 2)
@@ -51,7 +51,7 @@ def test_a_record_is_lowered_to_what_older_builds_read() -> None:
 def test_a_writer_that_did_not_ask_for_the_level_is_stopped() -> None:
     require(WeatherReported(sky="grey"), NEXT)
     require(NoteWritten(text="a"), 1)
-    with pytest.raises(AboveFeatureLevel, match="weather_reported/1 needs feature level 2"):
+    with pytest.raises(AboveFeatureLevel, match=f"weather_reported/1 needs feature level {NEXT}"):
         require(WeatherReported(sky="grey"), NEXT - 1)
     with pytest.raises(AboveFeatureLevel, match="the fleet has level 1"):
         require(NoteWritten(text="a", mood="b"), 1)

@@ -19,7 +19,7 @@ from relume.events.vocabulary.enums import DeathReason
 from tests.etcd_server import EtcdServer
 from tests.gateway.peers import Behaviour, Engine
 from tests.history.stage import config_for
-from tests.mixed_versions.next_build import NEXT, WeatherReported, next_build
+from tests.mixed_versions.next_build import NEXT, OLD, WeatherReported, next_build
 from tests.mixed_versions.processes import (
     NEXT_BUILD,
     THIS_BUILD,
@@ -98,7 +98,7 @@ async def test_an_older_build_is_upgraded_under_load_and_no_stream_breaks(
                         break
                     await asyncio.sleep(0.2)
             raised = [e for _, e in await fleet.events(v.FeatureLevelRaised) if e.level > e.was]
-            assert [(e.level, e.was) for e in raised] == [(NEXT, NEXT - 1)]
+            assert [(e.level, e.was) for e in raised] == [(NEXT, OLD)]
             seen = [type(e) for _, e in await fleet.events(v.ReplicaStopped, v.FeatureLevelRaised)]
             assert seen[:2] == [v.ReplicaStopped, v.FeatureLevelRaised]
             await fleet.more(60)

@@ -14,9 +14,9 @@ from relume.events.log.feature_levels import LEVEL, AboveFeatureLevel
 from relume.events.log.memory import MemoryLog, MemoryWriter
 from relume.policies.leader.feature_level import SETTING, FleetTooNew, in_force
 from relume.policies.state.fleet import Fleet
-from tests.mixed_versions.next_build import NEXT, WeatherReported, next_build
+from tests.mixed_versions.next_build import NEXT, OLD, WeatherReported, next_build
 
-RAISED = v.FeatureLevelRaised(level=NEXT, was=NEXT - 1, replicas=("r0",))
+RAISED = v.FeatureLevelRaised(level=NEXT, was=OLD, replicas=("r0",))
 WEATHER = WeatherReported(sky="grey")
 
 
@@ -38,8 +38,8 @@ async def test_an_older_replica_refuses_to_start_and_writes_nothing() -> None:
     log = MemoryLog()
     await raise_level(log)
     async with log.writer("r.r1") as writer:
-        with pytest.raises(FleetTooNew, match="feature level 2") as refused:
-            await replica_of(log, writer, NEXT - 1).catch_up()
+        with pytest.raises(FleetTooNew, match=f"feature level {NEXT}") as refused:
+            await replica_of(log, writer, OLD).catch_up()
         assert writer.position == 0
         replica = replica_of(log, writer, NEXT)
         await replica.catch_up()
@@ -51,7 +51,7 @@ async def test_an_older_replica_that_runs_ends_when_the_level_is_raised() -> Non
     """It came while the leader decided."""
     log = MemoryLog()
     async with log.writer("r.r1") as writer:
-        replica = replica_of(log, writer, NEXT - 1)
+        replica = replica_of(log, writer, OLD)
         await replica.catch_up()
         following = asyncio.create_task(replica._follow())
         await raise_level(log)
