@@ -489,6 +489,7 @@ def config_of(name: str, domain: str, model: str, settings: WorkerSettings) -> A
         lease_ttl_s=settings.lease_ttl_s,
         canary_interval_s=settings.canary_interval_s,
         canary_budget_ppm=CANARY_BUDGET_PPM,
+        weights_read_mb_s=0,
     )
 
 

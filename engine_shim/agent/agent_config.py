@@ -135,6 +135,16 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
             le=1_000_000,
         ),
     ] = 1000
+    weights_read_mb_s: Annotated[
+        int,
+        option(
+            "Maximum rate at which the agent reads the model's files once, so that they can be compared with "
+            "those of other workers (0: they are not read). In quarantine the rate has no limit",
+            unit="MiB/s",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 200
     drain_s: Annotated[
         float,
         option(

@@ -240,7 +240,7 @@ class EffectRunner:
             self._journal.shed(detail.detail != StepDetail.FULL)
         raised: FeatureLevelRaised
         for raised in self._events(group, FLEET, _RAISED_TAG):
-            self._journal.feature_level = max(raised.level, self._journal.feature_level)
+            self._journal.raise_level(raised.level)
         self._after = group.revision
 
     def _events(self, group: RevisionGroup, stream: str, tag: bytes) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.step_detail import PER_S, Merger
 from relume.events.log.codec import encode
 from relume.events.log.errors import Fenced, LogFull, LogReplaced
-from relume.events.log.feature_levels import FIRST_LEVEL, require
+from relume.events.log.feature_levels import FIRST_LEVEL, level_of, require
 from relume.events.log.interface import LandedSegment, StreamWriter
 from relume.events.log.segment import MAX_SEGMENT_BYTES
 
@@ -55,6 +55,8 @@ class Journal:
         self.steps = 0
         self.feature_level = FIRST_LEVEL
         """Level of which events may be written, as far as the agent knows."""
+        self._unreadable: dict[type, Any] = {}
+        """The last event of each type that not every replica reads yet."""
 
     @property
     def stream(self) -> str:
@@ -118,6 +120,7 @@ class Journal:
         self._writer, self._inherited = writer, writer.position
         self._fenced.clear()
         self.feature_level = FIRST_LEVEL
+        self._unreadable.clear()
         for callback in self._on_epoch:
             self._watch_epoch(writer, callback)
             callback(writer.epoch)
@@ -129,6 +132,24 @@ class Journal:
         self._waiting.extend(self._held_back())
         self._waiting.extend(encode(event) for event in events)
         self._write_waiting()
+
+    def record_when_readable(self, event: Any) -> None:
+        """Write a fact now, or when every replica reads such events, unless another one of its type
+        came meanwhile."""
+        if level_of(event) <= self.feature_level:
+            self.record(event)
+        else:
+            self._unreadable.pop(type(event), None)
+            self._unreadable[type(event)] = event
+
+    def raise_level(self, level: int) -> None:
+        """Events up to this level may be written from here on."""
+        if level <= self.feature_level:
+            return
+        self.feature_level = level
+        waiting, self._unreadable = self._unreadable, {}
+        for event in waiting.values():
+            self.record_when_readable(event)
 
     @property
     def shedding(self) -> bool:

@@ -25,6 +25,8 @@ from relume.engine_shim.agent.agent_config import AgentConfig
 from relume.engine_shim.agent.agent_errors import HostRefused
 from relume.engine_shim.agent.agent_logging import Logger
 from relume.engine_shim.agent.canaries.canary_watch import CanaryWatch
+from relume.engine_shim.agent.canaries.model_files import LocalModelFiles, ModelFiles
+from relume.engine_shim.agent.canaries.weights_watch import WeightsWatch
 from relume.engine_shim.agent.engine_process import ipc_directory, stack_dump
 from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.drain import UNKNOWN
@@ -88,6 +90,7 @@ class Supervisor:
         self._starting: asyncio.Task[EngineProcesses] | None = None
         self._order: EngineOrder | None = None
         self._canaries: CanaryWatch | None = None
+        self._weights: WeightsWatch | None = None
         self._serving: WatchedServer | None = None
         self._judged: tuple[int, HealthState] = 0, HealthState.HEALTHY
         self._death_noted = True
@@ -248,14 +251,40 @@ class Supervisor:
         ).run()
 
     async def _send_canaries(self, engine: EngineProcesses, order: EngineOrder) -> None:
-        """Until cancelled, or until the engine turns out not to know canaries."""
+        """Until cancelled, or until the engine turns out not to know canaries. The files that it loads
+        are read beside them."""
+        weights = self._watch_weights(order)
+        if weights is not None:
+            await weights.note()
         await engine.serving.wait()
-        if self._has_canaries:
-            watched = self._watched_engine(engine, order)
-            self._canaries = CanaryWatch(
-                watched, order.incarnation, self._config, self._journal, self._logger
-            )
-            await self._canaries.run()
+        if not self._has_canaries:
+            return
+        watched = self._watched_engine(engine, order)
+        canaries = CanaryWatch(
+            watched, order.incarnation, self._config, self._journal, self._logger
+        )
+        self._canaries, self._weights = canaries, weights
+        async with asyncio.TaskGroup() as tasks:
+            if weights is not None:
+                await weights.begin()
+                tasks.create_task(weights.run())
+            tasks.create_task(canaries.run())
+
+    def _watch_weights(self, order: EngineOrder) -> WeightsWatch | None:
+        config = self._config
+        if not (config.canary_interval_s and config.weights_read_mb_s):
+            return None
+        return WeightsWatch(
+            self._model_files(),
+            order.incarnation,
+            config,
+            self._journal,
+            self._logger,
+            lambda: self._judged[1] == HealthState.QUARANTINED,
+        )
+
+    def _model_files(self) -> ModelFiles:
+        return LocalModelFiles(self._config.model, self._directory.path / "model-files.json")
 
     def _watched_engine(self, engine: EngineProcesses, order: EngineOrder) -> WatchedServer:
         host, model = self._config.engine_host, self._config.model
@@ -292,7 +321,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         config = self._config
         self._starting = None
-        self._engine, self._serving, self._canaries = engine, None, None
+        self._engine, self._serving = engine, None
+        self._canaries = self._weights = None
         self._death_noted = False
         self._ready = None
         engine.on_dying = partial(self._board.tell, order.incarnation)
@@ -321,6 +351,8 @@ class Supervisor:
         self._say_started(self._engine)
         if self._ready is not None:
             self._journal.record(self._ready)
+        if self._weights is not None:
+            self._weights.state_again()
         self._reports.state_again()
         if (serving := self._serving_engine()) is not None:
             serving.request_statement()
@@ -475,4 +507,5 @@ class Supervisor:
                 {"pid": process.pid, "role": role}
                 for process, role in (engine.members.items() if engine is not None else ())
             ],
+            "model_files": self._weights.describe() if self._weights is not None else {},
         }
