@@ -33,6 +33,15 @@ class CanaryConfig(Struct, frozen=True, kw_only=True):
         int,
         option("Whether the engine of a worker is restarted when it is quarantined", ge=0, le=1),
     ] = 1
+    digest_ticks: Annotated[
+        int,
+        option(
+            "Maximum time that the end of a quarantine waits until model files are read, to compare them",
+            unit="ticks",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 1800
     tolerance_milli: Annotated[
         int,
         option(

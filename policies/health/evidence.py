@@ -57,6 +57,7 @@ from relume.policies.state import dirty_set
 from relume.policies.state.account import key_of
 from relume.policies.state.fleet import Fleet, Request, Worker
 from relume.policies.state.step_times import fade_overheads
+from relume.policies.weights import comparison, weights_evidence
 
 AGENT = "its agent"
 """The judge of a hang beside replicas, whose names have no space."""
@@ -274,6 +275,7 @@ def _on_elected(fleet: Fleet, stream: str, epoch: int, event: v.LeaderElected) -
     for worker in fleet.workers.values():
         if not isinstance(health := worker.health, UnsetType):
             health.owed = (health.state, health.failure, health.prober)
+            health.weights_owed = comparison.key_of(health.weights)
     for command in fleet.open_commands.values():
         if command.command == AdminCommand.TRUST:
             canary_evidence.trust_worker(fleet, command.target, command.principal)
@@ -372,6 +374,7 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
             health.condemned = health.quarantined = event.incarnation
     elif not isinstance(health.quarantined, UnsetType):
         health.condemned = health.quarantined = health.released_by = UNSET
+        health.weights = health.weights_owed = UNSET
     health.decided_by = {}
     if state == HealthState.PROBING:
         health.decided_by = {r.name: r.decisions for r in fleet.replicas.values() if r.alive}
@@ -405,6 +408,9 @@ HANDLERS: dict[type, Handler] = {
     v.CrossChecked: cross_check_evidence.on_checked,
     v.CanaryReported: canary_evidence.on_canary,
     v.CanaryValuesDecided: canary_evidence.on_canary_values,
+    v.WeightsReadStarted: weights_evidence.on_read_started,
+    v.WeightsDigested: weights_evidence.on_digested,
+    v.WeightsCompared: weights_evidence.on_compared,
     v.WorkerRegistered: _on_engine,
     v.StreamResumed: _on_engine,
     v.WorkerLeaving: _on_leaving,

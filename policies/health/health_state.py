@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from relume.events.vocabulary.enums import FailureClass, HealthState
+from relume.events.vocabulary import WeightsCompared
+from relume.events.vocabulary.enums import FailureClass, HealthState, WeightsOutcome
 
 
 class DroppedReports(Struct, kw_only=True):
@@ -31,7 +32,8 @@ class WorkerHealth(Struct, kw_only=True):
     its turn began. `dropped`: reports that nobody could read. `slow`: see
     `relume.policies.health.pace`. Of a quarantine: `condemned` is the incarnation that it was decided
     about, `quarantined` the last one that is wrong by the values in force, `unproven` one whose class
-    has no golden values but its own answers, `released_by` the operator who ended it.
+    has no golden values but its own answers, `released_by` the operator who ended it, `weights` the
+    last comparison of its model files, `weights_owed` what makes the one that the leader was found to owe.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -63,6 +65,8 @@ class WorkerHealth(Struct, kw_only=True):
     earlier: dict[str, int] | UnsetType = UNSET
     succeeded: int | UnsetType = UNSET
     dropped: DroppedReports | UnsetType = UNSET
+    weights: WeightsCompared | UnsetType = UNSET  # not before version 13 of `health`
+    weights_owed: tuple[int, WeightsOutcome, str, str] | UnsetType = UNSET
 
 
 class StepPace(Struct, kw_only=True):

@@ -20,7 +20,8 @@ decided last. Time is ticks.
 - *Wrong answers* to canaries quarantine the worker, since version 4 (`relume.policies.canary`). The
   quarantine outlives a restart. Right answers of a later engine lead to probes, and these out of it;
   since version 9 not if that engine was the first of its class, so that its answers are the values,
-  since version 10 nor if one of the worker's engines was that in this quarantine.
+  since version 10 nor if one of the worker's engines was that in this quarantine. Since version 13
+  and feature level 2 model files that differ from those of its class hold it (`relume.policies.weights`).
 - *Contradicted answers* to clients' requests do the same, since version 5 (`relume.policies.crosscheck`).
 - *Unreadable reports* exclude the worker, since version 8, if its agent dropped some in several ticks
   within the window, or reads no more of the engine.
@@ -41,21 +42,32 @@ from random import Random
 
 from msgspec import UNSET, UnsetType
 
-from relume.events.vocabulary import CanaryValuesDecided, HealthDecided, VerdictsWithheld
+from relume.events.vocabulary import (
+    CanaryValuesDecided,
+    HealthDecided,
+    VerdictsWithheld,
+    WeightsCompared,
+)
 from relume.events.vocabulary.enums import DeathReason, EnginePhase, FailureClass, HealthState
 from relume.policies.agreement import leaders_version
 from relume.policies.canary import answers, canary_settings
+from relume.policies.canary.canary_state import CanaryRecord
 from relume.policies.crosscheck import check_settings, disputes
 from relume.policies.health import canary_pace, pace
 from relume.policies.health.health_life import EXCLUDED, LIFE, Finding, is_quarantined
 from relume.policies.health.health_settings import HealthConfig, config_of
 from relume.policies.health.health_state import DroppedReports, WorkerHealth
 from relume.policies.health.open_workers import open_without
+from relume.policies.leader.feature_level import in_force
 from relume.policies.state import dirty_set
 from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.weights import comparison
 
 VERSION = "version.health"
 """The setting by which replicas record that they decide health, how, and follow it."""
+
+Decision = HealthDecided | VerdictsWithheld | CanaryValuesDecided | WeightsCompared
+"""What the leader writes about health."""
 
 Found = tuple[Finding, FailureClass, str]
 """A finding, its class, and the evidence in words."""
@@ -94,7 +106,7 @@ class Review:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.config = config_of(LeaderSettings(fleet))
-        self.owed: list[HealthDecided | VerdictsWithheld | CanaryValuesDecided] = []
+        self.owed: list[Decision] = []
         version = leaders_version(fleet, VERSION, unrecorded=_NEWEST)
         self.by_pace = version >= 2
         """Whether slowness is decided as since version 2."""
@@ -114,6 +126,10 @@ class Review:
         """Whether the time of canaries is evidence, as since version 11."""
         self.by_others = version >= 12
         """Whether a hold depends on the other workers of the model, as since version 12."""
+        self.by_weights = (
+            version >= comparison.VERSION and in_force(fleet) >= WeightsCompared.tag_level
+        )
+        """Whether model files are compared, as since version 13."""
         self.canary = canary_settings.config_of(LeaderSettings(fleet))
         self.checks = check_settings.config_of(LeaderSettings(fleet))
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
@@ -124,6 +140,8 @@ class Review:
         health = worker.health
         if isinstance(health, UnsetType):
             return
+        if self.by_weights and _awaits_release(self, worker, health):
+            self._compare_weights(worker, health)
         finding, failure, evidence = finding_of(self, worker, health)
         state = LIFE[finding][health.state]
         if state == HealthState.QUARANTINED and finding != Finding.UNTRUSTED:
@@ -136,6 +154,13 @@ class Review:
         if verdict != health.owed:
             health.owed = verdict
             self.owed.append(self._decision(worker, health, verdict, finding, evidence))
+
+    def _compare_weights(self, worker: Worker, health: WorkerHealth) -> None:
+        """Its engine answers canaries rightly. Whether it has the right files, too?"""
+        found = comparison.due(self.fleet, worker, health, self.canary.digest_ticks)
+        if found is not None and comparison.key_of(found) != health.weights_owed:
+            health.weights_owed = comparison.key_of(found)
+            self.owed.append(found)
 
     def guard(self, model: str) -> bool:
         """Record when verdicts against workers of a model begin or cease to be withheld; returns
@@ -386,16 +411,38 @@ def _of_canaries(review: Review, worker: Worker, health: WorkerHealth) -> Found 
     released = health.state == HealthState.PROBING and corrupt
     if answers.is_wrong(record, review.canary) or (released and record.wrong):
         return Finding.UNTRUSTED, FailureClass.CORRUPTION, answers.in_words(record)
-    if health.state != HealthState.QUARANTINED or isinstance(health.quarantined, UnsetType):
+    if not _has_passed(review, worker, health, record):
         return None
+    evidence = f"{record.good} right answers to canaries in a row"
+    if review.by_weights:
+        if comparison.is_held(worker, health):
+            return None
+        if (found := comparison.verdict_of(worker, health)) is not None:
+            evidence += f"; {comparison.in_words(found)}"
+    return Finding.RELEASED, FailureClass.CORRUPTION, evidence
+
+
+def _has_passed(review: Review, worker: Worker, health: WorkerHealth, record: CanaryRecord) -> bool:
+    """Whether a later engine of a quarantined worker has answered enough canaries rightly, and not by
+    its own word."""
+    if health.state != HealthState.QUARANTINED or isinstance(health.quarantined, UnsetType):
+        return False
     is_new = worker.incarnation > health.quarantined
     if not is_new or record.good < review.canary.release:
-        return None
+        return False
     is_witnessed = answers.is_witnessed(review.fleet, worker.name, record, health.opened)
-    if is_witnessed and health.unproven != worker.incarnation:
-        evidence = f"{record.good} right answers to canaries in a row"
-        return Finding.RELEASED, FailureClass.CORRUPTION, evidence
-    return None
+    return is_witnessed and health.unproven != worker.incarnation
+
+
+def _awaits_release(review: Review, worker: Worker, health: WorkerHealth) -> bool:
+    """Whether only its model files may speak against the release of a quarantined worker."""
+    record, checks = answers.record_of(worker), disputes.record_of(worker)
+    if record is None or worker.engine != EnginePhase.READY or not worker.present:
+        return False
+    if checks is not None and disputes.is_outvoted(checks, review.checks):
+        return False
+    is_released = health.released_by is not UNSET
+    return not is_released and _has_passed(review, worker, health, record)
 
 
 def _of_breaker(review: Review, health: WorkerHealth) -> Found | None:

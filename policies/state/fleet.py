@@ -23,6 +23,7 @@ from relume.policies.degradation.degradation_state import ModelDemand
 from relume.policies.health.health_state import StepPace, WorkerHealth
 from relume.policies.rollout.rollout_state import Rollout
 from relume.policies.spares.spare_state import ModelSpares
+from relume.policies.weights.weights_state import WeightsRecord
 
 
 class Attempt(Struct, kw_only=True):
@@ -217,6 +218,8 @@ class Worker(Struct, kw_only=True):
     """Tick of the last restore since its prefix cache was empty (not before version 11 of `health`)."""
     convicted: int | UnsetType = UNSET
     """Tick of the last verdict that its results are wrong (the same)."""
+    weights: WeightsRecord | UnsetType = UNSET
+    """Its model files (not before feature level 2)."""
 
     @property
     def drains(self) -> bool:

@@ -16,7 +16,7 @@ from relume.policies.state.fleet import Fleet
 from relume.policies.state.overlay.view import View
 from tests.policies.story import Story, arrived, decided, replica_started
 
-OF_HEALTH = (v.HealthDecided, v.VerdictsWithheld, v.CanaryValuesDecided)
+OF_HEALTH = (v.HealthDecided, v.VerdictsWithheld, v.CanaryValuesDecided, v.WeightsCompared)
 
 
 class LedFleet(Story):
@@ -32,6 +32,7 @@ class LedFleet(Story):
         super().__init__()
         self.decisions: list[v.HealthDecided | v.VerdictsWithheld] = []
         self.values: list[v.CanaryValuesDecided] = []
+        self.compared: list[v.WeightsCompared] = []
         self._count = 0
         settings = (
             *health_settings.settings_of(config or HealthConfig()),
@@ -52,6 +53,7 @@ class LedFleet(Story):
             about_health = [e for e in owed if type(e) in (v.HealthDecided, v.VerdictsWithheld)]
             self.decisions += about_health
             self.values += [e for e in owed if type(e) is v.CanaryValuesDecided]
+            self.compared += [e for e in owed if type(e) is v.WeightsCompared]
             if told := [e for e in owed if type(e) in OF_HEALTH]:
                 self.tell("fleet", *told)
         return group

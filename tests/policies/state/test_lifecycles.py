@@ -29,7 +29,8 @@ LOAD_ONLY = {
     v.CheckpointsReleased, v.RestoreStarted, v.StallJudged, v.HealthDecided, v.VerdictsWithheld,
     v.EngineHung, v.EngineRecovered, v.ReportsDropped, v.CanaryReported, v.CanaryValuesDecided,
     v.CheckpointsVoided, v.CrossCheckDecided, v.CrossChecked, v.DegradationDecided, v.RolloutDecided,
-    v.FeatureLevelRaised, v.SparesDecided, v.SegmentSkipped,
+    v.FeatureLevelRaised, v.SparesDecided, v.SegmentSkipped, v.WeightsReadStarted, v.WeightsDigested,
+    v.WeightsCompared,
 }  # fmt: skip
 """Folded records that concern no life."""
 OF_REQUESTS = {

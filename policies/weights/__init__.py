@@ -1,0 +1,1 @@
+"""Model files of workers: whether a quarantined one has those of its class."""

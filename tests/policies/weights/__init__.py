@@ -1,0 +1,1 @@
+"""Health of workers: evidence, judgement, breakers, the guard."""
