@@ -32,6 +32,7 @@ from relume.policies.state import unreadable
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.operator_commands import NO_DRAIN
 from relume.policies.state.overlay.view import View
+from relume.policies.weights import comparison
 
 
 class WorkerInfo(Struct, frozen=True, kw_only=True):
@@ -452,6 +453,12 @@ class ErrorAnswer(Struct, frozen=True):
     error: ErrorBody
 
 
+def _evidence(fleet: Fleet, worker: Worker, health: WorkerHealth) -> str:
+    if health.state == HealthState.HEALTHY:
+        return ""
+    return "; ".join(filter(None, (health.evidence, comparison.state_in_words(fleet, worker))))
+
+
 def worker_info(view: View, worker: Worker) -> WorkerInfo:
     """The worker as the replica's view has it."""
     prefill, requests = view.load(worker)
@@ -471,7 +478,7 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         health=health.state,
         breaker=breaker_of(health.state),
         failure=health.failure,
-        evidence=health.evidence if health.state != HealthState.HEALTHY else "",
+        evidence=_evidence(view.fleet, worker, health),
         health_since_unix_ms=health.since_unix_ms,
         agent_pid=worker.agent_pid,
         engine_pid=worker.engine_pid,

@@ -90,6 +90,12 @@ class Case(Struct, kw_only=True):
         if self.record.decided_ms < 0:
             self.record.decided_ms = at_ms
 
+    def note_health(self, state: HealthState) -> None:
+        """The leader decided this."""
+        self.health = state
+        if state != HealthState.QUARANTINED:
+            self.record.not_released = ""
+
     def explain(self, failure: FailureClass, reason: str) -> None:
         """More evidence: the gravest class explains all of it."""
         record = self.record

@@ -14,8 +14,15 @@ from relume.controlplane.incidents.case_book import CaseBook
 from relume.controlplane.incidents.served_requests import ServedRequests
 from relume.events import vocabulary as v
 from relume.events.log.entries import Entry
-from relume.events.vocabulary.enums import EffectKind, FailedPart, FailureClass, HealthState
+from relume.events.vocabulary.enums import (
+    EffectKind,
+    FailedPart,
+    FailureClass,
+    HealthState,
+    WeightsOutcome,
+)
 from relume.policies.recovery.lineage import TRUSTED
+from relume.policies.weights import comparison
 
 Evidence = Callable[[Entry, str, int, FailureClass, str], Case | None]
 """`WorkerFailures.evidence`: the case that evidence belongs to, opened if need be."""
@@ -32,6 +39,7 @@ class DecidedHealth:
             v.HealthDecided: self._on_health,
             v.VerdictsWithheld: self._on_withheld,
             v.EffectsDecided: self._on_effects,
+            v.WeightsCompared: self._on_weights,
         }
 
     def _on_health(self, entry: Entry, event: v.HealthDecided) -> None:
@@ -59,7 +67,7 @@ class DecidedHealth:
             case.decided(entry.at_ms)
         elif not case.record.open:
             return  # of something else, or said again
-        case.health = state
+        case.note_health(state)
         if state == HealthState.HEALTHY:
             case.judges.clear()
         case.link(entry)
@@ -111,6 +119,13 @@ class DecidedHealth:
             case = self._book.latest(FailedPart.WORKER, worker)
             if case is not None and case.record.open:
                 case.link(entry)
+
+    def _on_weights(self, entry: Entry, event: v.WeightsCompared) -> None:
+        case = self._book.latest(FailedPart.WORKER, event.worker)
+        if case is not None and case.record.open:
+            is_held = event.outcome == WeightsOutcome.DIFFERENT
+            case.record.not_released = comparison.in_words(event) if is_held else ""
+            case.link(entry)
 
     def _on_effects(self, entry: Entry, event: v.EffectsDecided) -> None:
         for effect in event.effects:

@@ -70,7 +70,8 @@ class IncidentInfo(Struct, kw_only=True):
     TTFT of those touched before their first token (both -1: no such stream has ended).
 
     Of a corruption: `served` requests got tokens from the worker since its last right answers, or
-    more, if `served_at_least`: the record remembers a bounded number. Of a stream that could not be
+    more, if `served_at_least`: the record remembers a bounded number. `not_released`: why its quarantine
+    does not end although it answers canaries rightly (empty: nothing holds it). Of a stream that could not be
     read: `trusted_by`, the operator who trusted its worker again."""
 
     summary: str = ""
@@ -95,6 +96,7 @@ class IncidentInfo(Struct, kw_only=True):
     longest_ttft_us: int = -1
     served: int = 0
     served_at_least: bool = False
+    not_released: str = ""
     trusted_by: str = ""
     workers: dict[str, int] = field(default_factory=dict)
 

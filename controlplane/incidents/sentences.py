@@ -77,6 +77,8 @@ def _served(record: IncidentInfo) -> Iterator[str]:
         least = "at least " if record.served_at_least else ""
         number = _count(record.served, "request") if record.served or least else "no request"
         yield f"{least}{number} got tokens from it since its last right answers"
+        if record.not_released:
+            yield record.not_released
 
 
 def _excluded(record: IncidentInfo) -> str:

@@ -54,6 +54,7 @@ def _spans(record: Incident) -> Iterator[dict[str, Any]]:
         "relume.longest_ttft_us": record.longest_ttft_us,
         "relume.served": record.served,
         "relume.trusted_by": record.trusted_by,
+        "relume.not_released": record.not_released,
     }
     root = _span(record, "incident", summary(record), (began, end), facts)
     root["events"] = [

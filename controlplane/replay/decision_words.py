@@ -7,6 +7,7 @@ from typing import Any
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import CheckCause, MigrationCause, RecoveryKind
+from relume.policies.weights import comparison
 
 
 def counted(number: int, what: str) -> str:
@@ -314,6 +315,14 @@ def _canary_values(event: v.CanaryValuesDecided) -> list[str]:
     ]
 
 
+def _weights_compared(event: v.WeightsCompared) -> list[str]:
+    lines = [f"{event.worker}:{event.incarnation}: {comparison.in_words(event)}"]
+    if event.digest:
+        expected = f", expected {event.expected}" if event.expected else ""
+        lines.append(f"digest of its model files: {event.digest}{expected}")
+    return lines
+
+
 def _cross_check(event: v.CrossCheckDecided) -> list[str]:
     engine = f"{event.by}:{event.by_incarnation}"
     if event.by == event.worker:
@@ -336,6 +345,7 @@ WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.StreamJudged: _stream_judged,
     v.CrossCheckDecided: _cross_check,
     v.CanaryValuesDecided: _canary_values,
+    v.WeightsCompared: _weights_compared,
     v.CheckpointsVoided: lambda e: [
         f"blocks of {counted(len(e.attempts), 'attempt')} are not used: "
         f"{e.worker}:{e.incarnation} computes wrong results"

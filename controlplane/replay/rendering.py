@@ -213,6 +213,14 @@ def _canary(event: v.CanaryReported) -> list[str]:
     ]
 
 
+def _weights_digested(event: v.WeightsDigested) -> list[str]:
+    files = f"the model files of {event.worker}:{event.incarnation}"
+    if event.error:
+        return [f"{files} have no digest: {event.error}"]
+    how = "read" if event.reread else "partly known before"
+    return [f"{files} have digest {event.digest} ({how}, {event.took_ms / 1000:.1f} s)"]
+
+
 def _cross_checked(event: v.CrossChecked) -> list[str]:
     engine, took = f"{event.by}:{event.by_incarnation}", f"{event.took_us / 1000:.1f} ms"
     if event.error:
@@ -267,6 +275,10 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     v.EngineHung: _hung,
     v.CrossChecked: _cross_checked,
     v.CanaryReported: _canary,
+    v.WeightsReadStarted: lambda e: [
+        f"the agent of {e.worker} reads its model files, {e.size_bytes / 2**30:.1f} GiB"
+    ],
+    v.WeightsDigested: _weights_digested,
     v.ReportsDropped: _reports_dropped,
     v.EngineRecovered: lambda e: [
         f"the engine {e.worker}:{e.incarnation} recovered after {e.hung_us / 1e6:.1f} s"

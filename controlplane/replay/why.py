@@ -24,6 +24,7 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import (
     AdminCommand,
     Exclusion,
+    HealthState,
     RolloutStage,
     RouteCause,
     ShedReason,
@@ -128,6 +129,8 @@ class ChainCollector:
         self._cut: set[tuple[str, int]] = set()
         self._health: dict[str, Step] = {}
         """The latest decision about each worker's health, unless the chain has it."""
+        self._weights: dict[str, Step] = {}
+        """The latest comparison of the model files of each worker in quarantine, unless the chain has it."""
         self._drains: dict[str, Step] = {}
         """Why each worker drains, the latest command or its agent's stop, unless the chain has it."""
         self._levels: dict[str, Step] = {}
@@ -146,8 +149,12 @@ class ChainCollector:
             for change in event.changes:
                 if change.request == self._why.request:
                     self._changed(entry, event, change)
+        elif kind is v.WeightsCompared:
+            self._weights[event.worker] = Step(entry, event)
         elif kind is v.HealthDecided:
             self._health[event.worker] = Step(entry, event)
+            if event.state != HealthState.QUARANTINED:
+                self._weights.pop(event.worker, None)
             if self._why.ended is None and self._befell(event):
                 self._why.steps.append(self._health.pop(event.worker))
         elif kind is v.AdminCommanded:
@@ -190,6 +197,11 @@ class ChainCollector:
         if worker in self._drains:
             self._why.steps.append(self._drains.pop(worker))
 
+    def _say_what_excludes(self, worker: str) -> None:
+        for known in (self._health, self._weights):
+            if worker in known:
+                self._why.steps.append(known.pop(worker))
+
     def _of_request(self, entry: Entry, event: Any) -> None:
         found = self._why
         if type(event) is v.RequestArrived:
@@ -208,8 +220,8 @@ class ChainCollector:
             for candidate in event.candidates:
                 if candidate.excluded == Exclusion.DRAINING:
                     self._say_why_drained(candidate.worker)
-                if candidate.excluded in _BY_HEALTH and candidate.worker in self._health:
-                    found.steps.append(self._health.pop(candidate.worker))
+                if candidate.excluded in _BY_HEALTH:
+                    self._say_what_excludes(candidate.worker)
             if event.worker:
                 self._holders[event.worker, event.incarnation] = event.attempt
         elif type(event) is v.TransportObserved:
