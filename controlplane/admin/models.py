@@ -29,7 +29,7 @@ from relume.policies.health.health_state import WorkerHealth
 from relume.policies.rollout import rollout_records
 from relume.policies.spares.spare_decisions import is_spare
 from relume.policies.state import unreadable
-from relume.policies.state.fleet import Fleet, Worker
+from relume.policies.state.fleet import NO_WEIGHTS, Fleet, Worker
 from relume.policies.state.operator_commands import NO_DRAIN
 from relume.policies.state.overlay.view import View
 from relume.policies.weights import comparison
@@ -42,7 +42,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     `unreadable`: why a record of its agent cannot be read, until an operator trusts the worker.
     Requests are to leave it: `draining` by an operator's command, `leaving` since its agent stops,
     `rolling` for a rolling restart; within `drain_ticks_left` (-1: there is no deadline).
-    `drain_reason` and `drained_by` as the drain's command says."""
+    `drain_reason` and `drained_by` as the drain's command says. `weights_bytes` its engine loaded, of which
+    `weights_read_bytes` came from files and the rest from pools (0: they are not left in pools)."""
 
     name: str
     state: WorkerState
@@ -86,6 +87,9 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     drain_reason: str
     drained_by: str
     drain_ticks_left: int
+    weights_bytes: int
+    weights_read_bytes: int
+    weights_took_ms: int
 
 
 class WorkerList(Struct, frozen=True):
@@ -465,6 +469,7 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
     suspected = is_suspected(view, worker)
     health = WorkerHealth() if isinstance(worker.health, UnsetType) else worker.health
     drain = NO_DRAIN if isinstance(worker.drain, UnsetType) else worker.drain
+    loaded = NO_WEIGHTS if isinstance(worker.loaded, UnsetType) else worker.loaded
     return WorkerInfo(
         name=worker.name,
         state=shown_state(view.fleet, worker, suspected, requests),
@@ -508,6 +513,9 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         drain_reason=drain.reason,
         drained_by=drain.principal,
         drain_ticks_left=_ticks_left(worker, view.fleet.tick),
+        weights_bytes=loaded.bytes,
+        weights_read_bytes=loaded.read_bytes,
+        weights_took_ms=loaded.took_ms,
     )
 
 

@@ -192,6 +192,15 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
             le=50,
         ),
     ] = 0
+    keep_weights_mb: Annotated[
+        MiB,
+        option(
+            "Host memory for the weights of this host's engines, which outlive them in the state daemon "
+            "(0: each engine reads the files); needs checkpoints",
+            unit="MiB",
+            metavar="MB",
+        ),
+    ] = 0
     checkpoint_socket: Annotated[
         str,
         option("Unix socket of the state daemon (empty: state.sock in --run-dir)", metavar="PATH"),
@@ -306,6 +315,14 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         if self.checkpoint_percent and self.checkpoint_mb:
             problem = "excludes --checkpoint-mb"
             raise self._error("checkpoint_percent", problem, "give one of them")
+        if not self.keep_weights_mb:
+            return
+        if not (self.checkpoint_mb or self.checkpoint_percent):
+            problem = "needs the state daemon"
+            raise self._error("keep_weights_mb", problem, "give --checkpoint-mb, too")
+        if any(a.replace("_", "-").startswith("--load-format") for a in self.engine_args):
+            problem = "excludes vLLM's --load-format"
+            raise self._error("keep_weights_mb", problem, "leave one of them out")
 
     def _error(self, name: str, problem: str, remedy: str) -> ConfigError:
         return ConfigError(name, getattr(self, name), problem, remedy)

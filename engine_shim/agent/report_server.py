@@ -35,7 +35,7 @@ from relume.events.log.codec import decode, encode
 from relume.events.log.errors import LogError
 from relume.events.log.feature_levels import is_newer, level_of, lowered
 from relume.events.wire.errors import ReportError
-from relume.events.wire.reports import Hello, Layout, Ready, ReportReader, parse
+from relume.events.wire.reports import Hello, Layout, Ready, ReportReader, Weights, parse
 
 MAX_CONNECTIONS = 256
 HELLO_TIMEOUT_S = 5.0
@@ -88,8 +88,8 @@ def readable(record: bytes, level: int) -> Readable:
 class ReportServer:
     """Listens on `path` while an engine lives, between `begin` and `end`.
 
-    `on_hello(pid, hello)`, `on_layout(layout)` and `on_ready(ready)` are called from the
-    event loop. An async context manager; leaving closes every connection.
+    `on_hello(pid, hello)`, `on_weights(weights)`, `on_layout(layout)` and `on_ready(ready)` are called
+    from the event loop. An async context manager; leaving closes every connection.
     """
 
     def __init__(self, path: Path, journal: Journal, logger: Logger) -> None:
@@ -102,6 +102,7 @@ class ReportServer:
         self.on_hello: Callable[[int, Hello], None] = lambda _pid, _hello: None
         self.on_ready: Callable[[Ready], None] = lambda _ready: None
         self.on_layout: Callable[[Layout], None] = lambda _layout: None
+        self.on_weights: Callable[[Weights], None] = lambda _weights: None
         self.frames_dropped = 0
         self._unread = UnreadReports(journal)
 
@@ -265,6 +266,8 @@ class _Connection:
             self._server.on_ready(message)
         elif isinstance(message, Layout):
             self._server.on_layout(message)
+        elif isinstance(message, Weights):
+            self._server.on_weights(message)
         else:
             self._bad_frame(f"neither a step nor a control frame: {payload[:24]!r}")
 

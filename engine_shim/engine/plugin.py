@@ -16,7 +16,7 @@ from relume.engine_shim.engine import stacks
 from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.engine.reporter import Reporter
 from relume.events.failpoints import failpoint_client
-from relume.events.wire.reports import Hello, Ready, frame, ready_frame
+from relume.events.wire.reports import Hello, Ready, Weights, frame, ready_frame, weights_frame
 
 _registered_pid = 0
 _reporter: Reporter | None = None
@@ -40,6 +40,10 @@ def register(role: str = "") -> None:
         stacks.arm(me.agent_socket)
         _reporter = Reporter(me.agent_socket, Hello(os.getpid(), role, me.incarnation))
     _progress = Progress(me.progress)
+    if me.pools and role != "api":
+        from relume.engine_shim.pools import weights_loader
+
+        weights_loader.install(me.pools, bool(me.pools_anew), report_weights)
     if role == "worker":
         from relume.engine_shim.engine.vllm_private import model_runner
 
@@ -72,6 +76,12 @@ def announce(ready: Ready) -> None:
     """Reports to the agent that the engine serves."""
     if _reporter is not None:
         _reporter.send(ready_frame(ready))
+
+
+def report_weights(weights: Weights) -> None:
+    """Reports to the agent where this rank's weights come from."""
+    if _reporter is not None:
+        _reporter.send(weights_frame(weights))
 
 
 def tell(record: bytes) -> None:

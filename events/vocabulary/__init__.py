@@ -108,6 +108,7 @@ from relume.events.vocabulary.worker_events import (
     StreamResumed,
     StreamsReported,
     WeightsDigested,
+    WeightsLoaded,
     WeightsReadStarted,
     WorkerDeregistered,
     WorkerLeaving,
@@ -144,6 +145,7 @@ WORKER_EVENTS = (
     | CanaryReported
     | WeightsReadStarted
     | WeightsDigested
+    | WeightsLoaded
 )
 REPLICA_EVENTS = (
     ReplicaStarted

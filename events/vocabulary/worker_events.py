@@ -213,6 +213,26 @@ class WeightsDigested(Event, frozen=True, tag="weights_digested/1", kw_only=True
     """Why there is no digest; empty: there is one."""
 
 
+class WeightsLoaded(Event, frozen=True, tag="weights_loaded/1", kw_only=True):
+    """Where an engine had its weights from: it read the files, or found them in a pool of its host's
+    memory, which outlives engines."""
+
+    tag_level: ClassVar[int] = 2
+
+    worker: str
+    incarnation: int
+    ranks: int
+    """Number of ranks that have reported."""
+    bytes: int
+    """Size of the weights of all ranks."""
+    read_bytes: int
+    """Part of it that came from files; the rest was in pools."""
+    took_ms: int
+    """Time of the slowest rank."""
+    why: str = ""
+    """Why a rank's weights are in no pool; empty: they are."""
+
+
 class EngineRestartScheduled(Event, frozen=True, tag="engine_restart_scheduled/1"):
     """The agent will start incarnation `incarnation` after `delay_ms`."""
 

@@ -11,17 +11,22 @@ WORKER = "RELUME_WORKER"
 INCARNATION = "RELUME_INCARNATION"
 AGENT_SOCKET = "RELUME_AGENT_SOCKET"
 PROGRESS = "RELUME_PROGRESS"
+POOLS = "RELUME_POOLS"
+POOLS_ANEW = "RELUME_POOLS_ANEW"
 
 
 class EngineIdentity(msgspec.Struct, frozen=True):
     """`worker` and `incarnation` name the engine; `agent_socket` is the path reports go
     to, empty without an agent; `progress` is the file steps are counted in, empty when
-    engine and HTTP server share one process."""
+    engine and HTTP server share one process; `pools` is the socket of the host's pools, empty
+    when weights stay in the engine; `pools_anew`: not empty where files are read, whatever pools have."""
 
     worker: str
     incarnation: int
     agent_socket: str
     progress: str
+    pools: str = ""
+    pools_anew: str = ""
 
     def format(self) -> dict[str, str]:
         """As variables of the environment."""
@@ -30,6 +35,8 @@ class EngineIdentity(msgspec.Struct, frozen=True):
             INCARNATION: str(self.incarnation),
             AGENT_SOCKET: self.agent_socket,
             PROGRESS: self.progress,
+            POOLS: self.pools,
+            POOLS_ANEW: self.pools_anew,
         }
 
     @classmethod
@@ -40,4 +47,6 @@ class EngineIdentity(msgspec.Struct, frozen=True):
             incarnation=int(env.get(INCARNATION, "0")),
             agent_socket=env.get(AGENT_SOCKET, ""),
             progress=env.get(PROGRESS, ""),
+            pools=env.get(POOLS, ""),
+            pools_anew=env.get(POOLS_ANEW, ""),
         )

@@ -2,9 +2,9 @@
 
 A frame is a uint32 little-endian length and that many bytes of msgpack. A msgpack
 array is an encoded event of `relume.events.vocabulary` and goes into a segment as it is; a
-map is about the process itself: `{"hello": ...}` first, `{"layout": ...}` when it takes
-part in checkpoints, `{"ready": ...}` once the HTTP server listens. Nothing travels the
-other way; EOF there ends the engine.
+map is about the process itself: `{"hello": ...}` first, `{"weights": ...}` when a rank has loaded
+them by way of pools, `{"layout": ...}` when it takes part in checkpoints, `{"ready": ...}` once the
+HTTP server listens. Nothing travels the other way; EOF there ends the engine.
 """
 
 from __future__ import annotations
@@ -61,12 +61,24 @@ class Layout(msgspec.Struct, frozen=True):
     block_bytes: Count
 
 
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's weights are loaded: `bytes`, of which `read_bytes` came from files and the rest from a
+    pool. `why`: why they are in no pool; empty: they are."""
+
+    rank: Count
+    bytes: Count
+    read_bytes: Count
+    took_us: Count
+    why: str = ""
+
+
 class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """A map frame; exactly one member is set."""
 
     hello: Hello | None = None
     ready: Ready | None = None
     layout: Layout | None = None
+    weights: Weights | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -95,7 +107,11 @@ def layout_frame(layout: Layout) -> bytes:
     return frame(_encoder.encode(Control(layout=layout)))
 
 
-def parse(payload: bytes) -> Hello | Ready | Layout | bytes:
+def weights_frame(weights: Weights) -> bytes:
+    return frame(_encoder.encode(Control(weights=weights)))
+
+
+def parse(payload: bytes) -> Hello | Ready | Layout | Weights | bytes:
     """What one frame holds: a control message, or the bytes of an encoded event.
 
     Raises ReportError for a map that is none of these.
@@ -106,9 +122,9 @@ def parse(payload: bytes) -> Hello | Ready | Layout | bytes:
         control = _control.decode(payload)
     except UNREADABLE as error:
         raise ReportError(f"control frame does not decode: {error}") from None
-    message = control.hello or control.ready or control.layout
+    message = control.hello or control.ready or control.layout or control.weights
     if message is None:
-        raise ReportError("control frame without hello, ready or layout")
+        raise ReportError("control frame without hello, ready, layout or weights")
     return message
 
 

@@ -173,6 +173,7 @@ _NAMES: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.RestoreStarted: _nobody,
     v.RestoreDone: _nobody,
     v.LinkMeasured: _nobody,
+    v.WeightsLoaded: _nobody,
     v.RestoreFailed: _nobody,
     v.CheckpointsReleased: _nobody,
     v.CheckpointsVoided: _every_holder,

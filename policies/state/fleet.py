@@ -103,6 +103,17 @@ class Drain(Struct, kw_only=True):
     deadline_tick: int
 
 
+class LoadedWeights(Struct, array_like=True):
+    """See `WeightsLoaded`."""
+
+    bytes: int
+    read_bytes: int
+    took_ms: int
+
+
+NO_WEIGHTS = LoadedWeights(0, 0, 0)
+
+
 class Leaving(Struct, kw_only=True):
     """Since when the worker's agent stops, or its engine is to be restarted. From `deadline_tick` on
     its requests wait for no cheap move."""
@@ -220,6 +231,8 @@ class Worker(Struct, kw_only=True):
     """Tick of the last verdict that its results are wrong (the same)."""
     weights: WeightsRecord | UnsetType = UNSET
     """Its model files (not before feature level 2)."""
+    loaded: LoadedWeights | UnsetType = UNSET
+    """Where its engine had its weights from, if they are to be in pools."""
 
     @property
     def drains(self) -> bool:

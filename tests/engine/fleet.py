@@ -27,7 +27,7 @@ from relume.events.vocabulary import (
     PrefixBlocksChanged,
     RequestQueued,
 )
-from relume.events.wire.reports import Hello, Layout, Ready, ReportReader, parse
+from relume.events.wire.reports import Hello, Layout, Ready, ReportReader, Weights, parse
 
 HANG_S = 180.0
 """A wait that takes longer hangs: this bounds waits, that for vLLM's start too, and measures
@@ -65,6 +65,7 @@ class AgentSocket:
         self.hellos: list[Hello] = []
         self.ready: Ready | None = None
         self.layout: Layout | None = None
+        self.weights: list[Weights] = []
         self.paused = threading.Event()
         self._steps: list[EngineStep] = []
         self._events: list[Any] = []
@@ -131,13 +132,15 @@ class AgentSocket:
                     self._take(parse(payload))
         return True
 
-    def _take(self, message: Hello | Ready | Layout | bytes) -> None:
+    def _take(self, message: Hello | Ready | Layout | Weights | bytes) -> None:
         if isinstance(message, Hello):
             self.hellos.append(message)
         elif isinstance(message, Ready):
             self.ready = message
         elif isinstance(message, Layout):
             self.layout = message
+        elif isinstance(message, Weights):
+            self.weights.append(message)
         else:
             event = codec.decode(message)
             known: list[Any] = self._events

@@ -44,9 +44,14 @@ class EngineOrder(Struct, frozen=True):
 
 
 def make_order(
-    config: AgentConfig, run: RunDirectory, incarnation: int, more: tuple[str, ...] = ()
+    config: AgentConfig,
+    run: RunDirectory,
+    incarnation: int,
+    more: tuple[str, ...] = (),
+    pools: Mapping[str, str] = {},
 ) -> EngineOrder:
-    """The order for the next engine; `more` are arguments for vLLM before the user's own.
+    """The order for the next engine; `more` are arguments for vLLM before the user's own, and `pools`
+    variables that say where it finds its weights.
 
     Raises HostRefused when no port is free.
     """
@@ -62,6 +67,7 @@ def make_order(
             engine_environment.WORKER: config.worker,
             engine_environment.INCARNATION: str(incarnation),
             engine_environment.AGENT_SOCKET: str(run.socket_path),
+            **pools,
             ipc_directory.VARIABLE: str(ipc_directory.ipc_path(run.path)),
             **failpoint_client.environment(),
         },

@@ -40,9 +40,15 @@ from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.engine_shim.agent.report_server import ReportServer
 from relume.engine_shim.agent.run_directory import EngineRecord, RunDirectory
 from relume.engine_shim.engine.hosts import deathwatch
-from relume.events.vocabulary import EngineDied, EngineReady, EngineRestartScheduled, EngineStarted
+from relume.events.vocabulary import (
+    EngineDied,
+    EngineReady,
+    EngineRestartScheduled,
+    EngineStarted,
+    WeightsLoaded,
+)
 from relume.events.vocabulary.enums import DeathReason, EngineKind, HealthState
-from relume.events.wire.reports import Hello, Layout, Ready
+from relume.events.wire.reports import Hello, Layout, Ready, Weights
 
 
 class Backoff:
@@ -85,6 +91,7 @@ class Supervisor:
         self._board = board
         self._logger = logger
         self._layout = Layout("", 0)
+        self._loaded: list[Weights] = []
         self._backoff = Backoff(config.backoff_s, config.stable_after_s)
         self._engine: EngineProcesses | None = None
         self._starting: asyncio.Task[EngineProcesses] | None = None
@@ -105,6 +112,7 @@ class Supervisor:
         reports.on_hello = self._on_hello
         reports.on_ready = self._on_ready
         reports.on_layout = self._on_layout
+        reports.on_weights = self._on_weights
 
     @property
     def incarnation(self) -> int:
@@ -280,8 +288,11 @@ class Supervisor:
             config,
             self._journal,
             self._logger,
-            lambda: self._judged[1] == HealthState.QUARANTINED,
+            self._is_quarantined,
         )
+
+    def _is_quarantined(self) -> bool:
+        return self._judged[1] == HealthState.QUARANTINED
 
     def _model_files(self) -> ModelFiles:
         return LocalModelFiles(self._config.model, self._directory.path / "model-files.json")
@@ -302,13 +313,15 @@ class Supervisor:
     def _prepare(self, incarnation: int) -> EngineOrder:
         """All the next engine needs. Raises HostRefused."""
         more: tuple[str, ...] = ()
+        pools: dict[str, str] = {}
         if self._checkpoints is not None:
             more = self._checkpoints.engine_arguments(self._directory.state.fence)
+            pools = self._checkpoints.engine_environment(anew=self._is_quarantined())
         try:
             ipc_directory.renew(self._directory.path)
         except OSError as error:
             raise HostRefused(str(error)) from None
-        return make_order(self._config, self._directory, incarnation, more)
+        return make_order(self._config, self._directory, incarnation, more, pools)
 
     def _tidy(self) -> None:
         """Remove what the engine left."""
@@ -330,6 +343,7 @@ class Supervisor:
         self._say_started(engine)
         self._logger.info("engine started", incarnation=order.incarnation, pid=engine.leader.pid)
         self._layout = Layout("", 0)
+        self._loaded = []
         self._reports.begin(order.incarnation)
         self._timers = [loop.call_later(config.ready_timeout_s, self._not_ready, engine)]
 
@@ -351,6 +365,7 @@ class Supervisor:
         self._say_started(self._engine)
         if self._ready is not None:
             self._journal.record(self._ready)
+            self._say_loaded()
         if self._weights is not None:
             self._weights.state_again()
         self._reports.state_again()
@@ -447,6 +462,24 @@ class Supervisor:
     def _on_layout(self, layout: Layout) -> None:
         self._layout = layout  # of the scheduler's process, which is up before HTTP answers
 
+    def _on_weights(self, weights: Weights) -> None:
+        self._loaded.append(weights)  # a draft model is loaded, too
+
+    def _say_loaded(self) -> None:
+        """Record where the engine's ranks had their weights from, if they are to be in pools."""
+        loaded = self._loaded
+        if loaded:
+            event = WeightsLoaded(
+                worker=self._config.worker,
+                incarnation=self.incarnation,
+                ranks=len({part.rank for part in loaded}),
+                bytes=sum(part.bytes for part in loaded),
+                read_bytes=sum(part.read_bytes for part in loaded),
+                took_ms=max(part.took_us for part in loaded) // 1000,
+                why=next((part.why for part in loaded if part.why), ""),
+            )
+            self._journal.record_when_readable(event)
+
     def _on_ready(self, ready: Ready) -> None:
         engine, config = self._engine, self._config
         if engine is None or engine.ready or engine.dead.is_set():
@@ -476,6 +509,7 @@ class Supervisor:
             max_seqs=ready.max_seqs,
         )
         self._journal.record(self._ready)
+        self._say_loaded()
         self.phase = "ready"
         self._logger.info("engine ready", incarnation=self.incarnation, port=ready.port)
         self._watched = ready.kind != EngineKind.PLAIN

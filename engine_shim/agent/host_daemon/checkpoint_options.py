@@ -20,9 +20,12 @@ from relume.engine_shim.checkpoints.daemon.store import host_memory
 from relume.engine_shim.checkpoints.link import link_auth
 from relume.events.decode_errors import UNREADABLE
 from relume.events.settings.config_error import ConfigError
+from relume.events.wire.engine_environment import POOLS, POOLS_ANEW
 
 _CURVE_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _ENDPOINT_PATH = re.compile(r"/[A-Za-z0-9_./-]{1,100}")
+LOAD_FORMAT = "relume"
+"""Of vLLM, as `relume.engine_shim.pools.weights_loader` registers it."""
 ABANDONED_S = 900.0
 CHECKPOINT_TTL_S = 600.0
 """Time without access after which the checkpoints of a request are dropped."""
@@ -64,7 +67,17 @@ class Checkpoints(Struct, frozen=True, kw_only=True):
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {**self.links, "epoch": epoch},
         }
-        return "--kv-transfer-config", msgspec.json.encode(connector).decode()
+        load_format = ("--load-format", LOAD_FORMAT) if self.pools else ()
+        return *load_format, "--kv-transfer-config", msgspec.json.encode(connector).decode()
+
+    @property
+    def pools(self) -> str:
+        """The socket at which engines find pools for their weights; empty: they have none."""
+        return str(self.daemon.get("pools_socket", ""))
+
+    def engine_environment(self, anew: bool) -> dict[str, str]:
+        """What tells an engine where its weights are; `anew`: it reads the files, whatever pools have."""
+        return {POOLS: self.pools, POOLS_ANEW: "1" if anew else ""} if self.pools else {}
 
 
 def budget_bytes(config: AgentConfig) -> int:
@@ -98,6 +111,9 @@ def checkpoints_of(config: AgentConfig) -> Checkpoints | None:
         "secret_file": config.checkpoint_secret_file,
         "abandoned_s": ABANDONED_S,
     }
+    if config.keep_weights_mb:
+        daemon["pools_socket"] = f"{socket}.pools"
+        daemon["pools_bytes"] = config.keep_weights_mb << 20
     if config.checkpoint_file_dir:
         _check_directory(config.checkpoint_file_dir)
         daemon["file_directory"] = config.checkpoint_file_dir

@@ -28,6 +28,8 @@ from relume.engine_shim.checkpoints.daemon.service import Service
 from relume.engine_shim.checkpoints.daemon.store.arena import Arena
 from relume.engine_shim.checkpoints.daemon.store.block_store import BlockStore
 from relume.engine_shim.checkpoints.daemon.store.file_tier import FileTier
+from relume.engine_shim.pools.pool_server import PoolServer
+from relume.engine_shim.pools.pools import Pools
 from relume.events.failpoints import failpoint_client
 from relume.events.log.disk import SteadyOutput
 from relume.events.settings.config_error import ConfigError
@@ -76,9 +78,12 @@ async def serve(config: DaemonConfig, service: Service, reload: Callable[[], Dae
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, keep_to, service, reload)
-    servers: list[LocalServer | RemoteServer] = [LocalServer(service, config.socket)]
+    servers: list[LocalServer | RemoteServer | PoolServer] = [LocalServer(service, config.socket)]
     if config.remote is not None:
         servers.append(RemoteServer(service, config.remote))
+    pools = Pools(config.pools_bytes, config.reserve_bytes, time.monotonic)
+    if config.pools_bytes:
+        servers.append(PoolServer(pools, config.pools_socket))
     try:
         for server in servers:
             server.bind()
@@ -92,6 +97,7 @@ async def serve(config: DaemonConfig, service: Service, reload: Callable[[], Dae
                 task.cancel()
     finally:
         service.store.close()
+        pools.close()
 
 
 async def _keep_house(service: Service, abandoned_s: float, stop: asyncio.Event) -> None:

@@ -25,7 +25,8 @@ class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     `file_budget_bytes` in `file_directory` (empty: none). Blocks of an orphaned request are dropped
     after `ttl_s`. A daemon that holds nothing ends after `abandoned_s` without an agent (0: never).
     Older daemons of this host than `epoch` are refused. `remote`: where the daemon listens for other
-    hosts, and which it admits."""
+    hosts, and which it admits. `pools_bytes` of memory more are for pools of this host's engines, which
+    `pools_socket` serves (0: none)."""
 
     host: str
     socket: str
@@ -41,6 +42,8 @@ class DaemonConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     epoch: int = 0
     secret_file: str = ""
     remote: RemoteConfig | None = None
+    pools_socket: str = ""
+    pools_bytes: Annotated[int, Meta(ge=0)] = 0
 
 
 def load(path: str) -> DaemonConfig:

@@ -65,7 +65,7 @@ class LocalServer:
         session = Session(self._service, trusted=True, shared=True)
         staging: mmap.mmap | None = None
         try:
-            if self._open > CONNECTIONS or not _same_user(connection):
+            if self._open > CONNECTIONS or not same_user(connection):
                 return
             connection.setblocking(False)
             async with asyncio.timeout(OPENING_TIMEOUT_S):
@@ -115,7 +115,7 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _same_user(connection: socket.socket) -> bool:
+def same_user(connection: socket.socket) -> bool:
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", data)[1] == os.getuid()
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EngineKind
 from relume.policies.state import account, coverage, operator_commands, prefix_cache, step_times
-from relume.policies.state.fleet import Fleet, Leaving, Worker
+from relume.policies.state.fleet import Fleet, Leaving, LoadedWeights, Worker
 from relume.policies.state.lifecycles.engine_life import LIFE as ENGINE_LIFE
 from relume.policies.state.lifecycles.engine_life import NOT_NAMED, Age, Step, age_of, taken_in
 from relume.policies.state.lifecycles.worker_life import declared_away, worker_of
@@ -79,7 +79,7 @@ def _on_started(fleet: Fleet, stream: str, epoch: int, event: v.EngineStarted) -
     worker.incarnation = event.incarnation
     worker.engine_pid = event.pid
     worker.step = worker.step_us_high = 0
-    worker.pace = worker.batch_limit = worker.restored = UNSET
+    worker.pace = worker.batch_limit = worker.restored = worker.loaded = UNSET
     worker.cached.block_tokens = 0
 
 
@@ -129,6 +129,12 @@ def _on_streams_reported(fleet: Fleet, stream: str, epoch: int, event: v.Streams
             worker.streams = dict(event.figures)
 
 
+def _on_weights_loaded(fleet: Fleet, stream: str, epoch: int, event: v.WeightsLoaded) -> None:
+    worker = fleet.workers.get(stream[2:])
+    if worker is not None and event.incarnation == worker.incarnation:
+        worker.loaded = LoadedWeights(event.bytes, event.read_bytes, event.took_ms)
+
+
 HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.WorkerRegistered: _on_registered,
     v.WorkerLeaving: _on_leaving,
@@ -139,4 +145,5 @@ HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.EngineDied: _on_died,
     v.EngineRestartScheduled: _on_restart_scheduled,
     v.StreamsReported: _on_streams_reported,
+    v.WeightsLoaded: _on_weights_loaded,
 }
