@@ -19,7 +19,11 @@ from dataclasses import dataclass, field
 import httptools
 
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
-from relume.events.wire.worker_calls import CROSS_CHECK_PATH, ORIGIN_PATH, STATE_PATH
+from relume.events.wire import worker_calls
+from relume.events.wire.worker_calls import CROSS_CHECK_PATH, STATE_PATH
+
+ORIGIN_PATH = getattr(worker_calls, "ORIGIN_PATH", "")
+"""Engines of an older build, which `tests/mixed_versions` runs with this module, have no such call."""
 
 
 @dataclass(kw_only=True)
