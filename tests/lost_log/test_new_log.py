@@ -8,7 +8,9 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
+from aetcd import rpc
 
 from relume.controlplane.history.continuity.lost_log import archived_logs
 from relume.controlplane.history.replica_restore import load_history, read_archive
@@ -105,6 +107,35 @@ async def test_a_new_log_adopts_the_engines_that_run(fleet: Fleet, restored: boo
     await fleet.verified()
     groups, _ = read_archive(fleet.archive, former)
     assert len(groups) > 20 and not verify(groups).divergences
+
+
+async def refuse_everybody(etcd: EtcdServer) -> None:
+    """From now on etcd answers no process without a user."""
+    async with grpc.aio.insecure_channel(etcd.endpoints[0]) as channel:
+        stub = rpc.AuthStub(channel)
+        await stub.UserAdd(rpc.AuthUserAddRequest(name="root", password="secret"))
+        await stub.RoleAdd(rpc.AuthRoleAddRequest(name="root"))
+        await stub.UserGrantRole(rpc.AuthUserGrantRoleRequest(user="root", role="root"))
+        await stub.AuthEnable(rpc.AuthEnableRequest())
+
+
+async def test_an_agent_that_cannot_follow_exits_with_the_remedy(fleet: Fleet) -> None:
+    """The accounts of etcd were lost with the log, and made anew without one for this agent."""
+    await Maintenance(fleet.log.client).name_unnamed("former")
+    agent = fleet.agent("--pace", "0.05")
+    await until(lambda: "engine started" in fleet.words() and fleet.state["log"] == "former", 40)
+    engine = fleet.engine
+    fleet.etcd.back_up()
+    written = (await fleet.log.reader().read())[-1].revision
+    while (await fleet.log.reader().read())[-1].revision < written + 5:
+        await asyncio.sleep(0.05)
+    fleet.etcd.restore()
+    await until(lambda: "etcd lost the log; the engine serves on" in fleet.words(), 40)
+    assert is_alive(engine)
+    await refuse_everybody(fleet.etcd)
+    assert await left(agent, 40) == 1
+    assert "give --etcd credentials that may read and write the prefix" in fleet.words()
+    await until(lambda: not is_alive(engine), 20)
 
 
 async def whole(fleet: Fleet) -> list[object]:

@@ -35,7 +35,7 @@ from msgspec import Struct
 from relume.events.etcd.client.connection import EtcdClient
 from relume.events.etcd.client.lease import Lease
 from relume.events.etcd.config import BACKOFF_MIN_MS
-from relume.events.etcd.errors import TIMED_OUT, CallFailed, LeaseGone
+from relume.events.etcd.errors import TIMED_OUT, AccessRefused, CallFailed, LeaseGone
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.reader.scan import Scan
 from relume.events.log.damaged_segment import unless_skipped
@@ -134,12 +134,12 @@ class Ownership:
 
     async def give_back(self) -> None:
         """Revoke what leases we have; the owner key goes with them. Errors are ignored:
-        an unreachable etcd lets them lapse."""
+        an etcd that cannot be reached, or has no account for us any more, lets them lapse."""
         for lease in (self.lease, self._fresh):
             if lease is not None:
                 try:
                     await lease.revoke()
-                except LogUnavailable:
+                except (LogUnavailable, AccessRefused):
                     continue
         self.lease = self._fresh = None
 
