@@ -13,6 +13,6 @@ pytestmark = [pytest.mark.core, pytest.mark.timeout(300), pytest.mark.usefixture
 
 
 async def test_streams_that_outlast_their_replica_continue_token_for_token(
-    zygote: str, tmp_path: Path
+    zygote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await streams_continue(small_fleet(tmp_path, zygote=zygote), "drained")
+    await streams_continue(small_fleet(tmp_path, zygote=zygote), "drained", monkeypatch)

@@ -9,25 +9,30 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 
+from relume.chaos.live.failpoint_server import FailpointServer
 from relume.chaos.validators.records import ClientRecord
 from relume.controlplane.local.local_fleet import FleetOptions
 from relume.events import vocabulary as v
 from relume.events.etcd.maintenance import Maintenance
+from relume.events.failpoints.failpoint_client import ENVIRONMENT
+from relume.events.failpoints.points import Action, Failpoint
 from relume.events.log.errors import LogUnavailable
 from relume.policies.state.fleet import Fleet
 from tests.live.conftest import HANG_S, Scene, scene_of, whole
 from tests.live.resuming import Reader
 from tests.live.streams.test_resumable import LONG_GRACE, asking, assert_resumed
-from tests.signals import slowed
 
 TOKENS = 1500
+STEP_S = 0.1
 BODY = asking(TOKENS, ignore_eos=True)
 
 
@@ -120,13 +125,30 @@ def held(fleet: Fleet) -> set[str]:
     return {a.request for w in fleet.workers.values() for a in w.attempts.values() if a.queued}
 
 
-async def streams_continue(options: FleetOptions, ends: str) -> None:
+@asynccontextmanager
+async def slow_steps(
+    options: FleetOptions, patch: pytest.MonkeyPatch
+) -> AsyncIterator[AbstractAsyncContextManager[object]]:
+    """For the engines of a fleet that starts inside: within what it gives, each step takes a while, so
+    that streams outlast what happens to their log."""
+    async with FailpointServer(Path(options.state_dir) / "failpoints.sock") as failpoints:
+        patch.setenv(ENVIRONMENT, str(failpoints.path))
+        yield failpoints.armed(
+            Failpoint.ENGINE_STEP, Action.DELAY, process="engine *", times=0, seconds=STEP_S
+        )
+
+
+async def streams_continue(options: FleetOptions, ends: str, patch: pytest.MonkeyPatch) -> None:
     """Their replica is `killed`, or `drained`: the time in which it lets them end is over. Then the engine
     dies on which they continue."""
     options = msgspec.structs.replace(
         options, replica_args=(*LONG_GRACE, "--drain-s", "1", "--drain-announce-s", "0")
     )
-    async with scene_of(options) as scene, aiohttp.ClientSession() as session:
+    async with (
+        slow_steps(options, patch) as slow,
+        scene_of(options) as scene,
+        aiohttp.ClientSession() as session,
+    ):
         url = f"{scene.url}/v1/completions"
         calm = Reader(name="calm")
         await calm.read(session, url, BODY)
@@ -135,9 +157,7 @@ async def streams_continue(options: FleetOptions, ends: str) -> None:
         torn = [Reader(name=f"torn-{i}") for i in range(3)]
         names = [r.name for r in torn]
         engines = {w["name"]: w["engine_pid"] for w in await scene.fleet.workers()}
-        with ExitStack() as slow:
-            for pid in engines.values():
-                slow.enter_context(slowed(pid, 0.004, 0.2))
+        async with slow:
             reading = [asyncio.create_task(r.read(session, url, BODY)) for r in torn]
             await running(torn, reading)
             if ends == "killed":
@@ -145,7 +165,7 @@ async def streams_continue(options: FleetOptions, ends: str) -> None:
             await disaster.restore()
             assert await disaster.left("r0") == (1 if ends == "drained" else -signal.SIGKILL)
             await asyncio.gather(*reading)
-            assert not any(r.done or r.error for r in torn)
+            assert not any(r.done or r.error for r in torn), [(r.done, r.error) for r in torn]
             present = await disaster.begin(former)
             scene.fleet.restart("r0")
             for name in engines:

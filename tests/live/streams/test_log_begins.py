@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import ExitStack
 
 import aiohttp
 import msgspec
@@ -22,24 +21,30 @@ from tests.live.streams.new_log import (
     before_the_log,
     returned,
     running,
+    slow_steps,
     streams_continue,
 )
 from tests.live.streams.test_resumable import LONG_GRACE, assert_resumed
-from tests.signals import slowed
 
 pytestmark = pytest.mark.usefixtures("patient")
 
 
-async def test_streams_of_a_killed_replica_continue_token_for_token(options: FleetOptions) -> None:
-    await streams_continue(options, "killed")
+async def test_streams_of_a_killed_replica_continue_token_for_token(
+    options: FleetOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await streams_continue(options, "killed", monkeypatch)
 
 
 async def test_what_holders_have_of_a_stream_outlives_its_log_replica_and_engine(
-    options: FleetOptions,
+    options: FleetOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is generated again from there, and its client gets the rest."""
     options = msgspec.structs.replace(options, checkpoint_mb=64, replica_args=LONG_GRACE)
-    async with scene_of(options) as scene, aiohttp.ClientSession() as session:
+    async with (
+        slow_steps(options, monkeypatch) as slow,
+        scene_of(options) as scene,
+        aiohttp.ClientSession() as session,
+    ):
         url = f"{scene.url}/v1/completions"
         calm = Reader(name="calm")
         await calm.read(session, url, BODY)
@@ -47,9 +52,7 @@ async def test_what_holders_have_of_a_stream_outlives_its_log_replica_and_engine
         former = await disaster.back_up()
         torn = [Reader(name=f"torn-{i}") for i in range(3)]
         engines = {w["name"]: w["engine_pid"] for w in await scene.fleet.workers()}
-        with ExitStack() as slow:
-            for pid in engines.values():
-                slow.enter_context(slowed(pid, 0.004, 0.2))
+        async with slow:
             reading = [asyncio.create_task(r.read(session, url, BODY)) for r in torn]
             await running(torn, reading)
             scene.fleet.children["r0"].kill()
