@@ -140,7 +140,7 @@ class Review:
         health = worker.health
         if isinstance(health, UnsetType):
             return
-        if self.by_weights and _awaits_release(self, worker, health):
+        if health.state == HealthState.QUARANTINED and self.by_weights:
             self._compare_weights(worker, health)
         finding, failure, evidence = finding_of(self, worker, health)
         state = LIFE[finding][health.state]
@@ -156,7 +156,9 @@ class Review:
             self.owed.append(self._decision(worker, health, verdict, finding, evidence))
 
     def _compare_weights(self, worker: Worker, health: WorkerHealth) -> None:
-        """Its engine answers canaries rightly. Whether it has the right files, too?"""
+        """Once only its files may speak against its release, are they the right ones?"""
+        if not _awaits_release(self, worker, health):
+            return
         found = comparison.due(self.fleet, worker, health, self.canary.digest_ticks)
         if found is not None and comparison.key_of(found) != health.weights_owed:
             health.weights_owed = comparison.key_of(found)

@@ -89,10 +89,9 @@ def _compare(fleet: Fleet, worker: Worker, bound_ticks: int) -> WeightsCompared 
     if own.error:
         return _unknown(worker, f"its agent cannot read them: {own.error}")
     is_late = fleet.tick - own.since >= bound_ticks
-    if not own.digest:
-        return _unknown(worker, f"not read within {bound_ticks} ticks") if is_late else None
-    if not own.reread:
-        return _unknown(worker, "its agent did not read them again", own.digest)
+    if not (own.digest and own.reread):
+        why = f"its agent did not read them{' again' * bool(own.digest)} within {bound_ticks} ticks"
+        return _unknown(worker, why, own.digest) if is_late else None
     found = _majority(_peers(fleet, worker, own), is_late)
     if found is None:
         return None
@@ -107,7 +106,7 @@ def _compare(fleet: Fleet, worker: Worker, bound_ticks: int) -> WeightsCompared 
         digest=own.digest,
         expected=expected,
         witnesses=witnesses,
-        files=() if same else _different(own, record_of(fleet.workers[witnesses[0]])),
+        files=() if same else _different(fleet, own.digest, expected),
     )
 
 
@@ -145,12 +144,23 @@ def _majority(peers: Iterator[tuple[str, str]], is_late: bool) -> Majority | Non
         return None
     if 2 * count <= len(read):
         return "", ()
-    return best, tuple(name for name, digest in read.items() if digest == best)
+    return best, tuple(sorted(name for name, digest in read.items() if digest == best))
 
 
-def _different(own: WeightsRecord, other: WeightsRecord | None) -> tuple[str, ...]:
-    theirs = dict(other.files) if other is not None else {}
-    return tuple(name for name, digest in own.files if theirs.get(name, digest) != digest)
+def files_of(fleet: Fleet, digest: str, aside: Worker | None = None) -> tuple[tuple[str, str], ...]:
+    """(name, digest) of the large files that together have `digest`, as any worker but `aside` has them."""
+    for worker in fleet.workers.values():
+        record = worker.weights
+        if worker is not aside and not isinstance(record, UnsetType):
+            if record.digest == digest and record.files:
+                return record.files
+    return ()
+
+
+def _different(fleet: Fleet, digest: str, expected: str) -> tuple[str, ...]:
+    theirs = dict(files_of(fleet, expected))
+    own = files_of(fleet, digest)
+    return tuple(name for name, digest in own if theirs.get(name, digest) != digest)
 
 
 def in_words(found: WeightsCompared) -> str:
@@ -178,7 +188,7 @@ def state_in_words(fleet: Fleet, worker: Worker) -> str:
     own = record_of(worker)
     if own is None or own.error:
         return ""
-    if not own.digest:
+    if not (own.digest and own.reread):
         return "its model files are being read"
     unread = [name for name, digest in _peers(fleet, worker, own) if not digest]
     return f"the model files of {_names(unread)} are being read" if unread else ""

@@ -12,16 +12,17 @@ from relume.events import vocabulary as v
 from relume.policies.health.health_life import is_quarantined
 from relume.policies.health.worker_reviews import review_worker
 from relume.policies.state.fleet import Fleet, Worker
-from relume.policies.weights.comparison import record_of
+from relume.policies.weights import comparison
 from relume.policies.weights.weights_state import WeightsRecord
 
 
 def on_read_started(fleet: Fleet, stream: str, epoch: int, event: v.WeightsReadStarted) -> None:
     """Its agent reads the files: a digest will come."""
     if (worker := _worker_of(fleet, stream, event.incarnation)) is not None:
-        worker.weights = WeightsRecord(
+        record = WeightsRecord(
             incarnation=event.incarnation, weights=event.weights, since=fleet.tick
         )
+        _replace(fleet, worker, record)
 
 
 def on_digested(fleet: Fleet, stream: str, epoch: int, event: v.WeightsDigested) -> None:
@@ -29,19 +30,32 @@ def on_digested(fleet: Fleet, stream: str, epoch: int, event: v.WeightsDigested)
     worker = _worker_of(fleet, stream, event.incarnation)
     if worker is None:
         return
-    before = record_of(worker)
-    worker.weights = WeightsRecord(
+    before = comparison.record_of(worker)
+    record = WeightsRecord(
         incarnation=event.incarnation,
         weights=event.weights,
         since=fleet.tick if before is None else before.since,
         digest=event.digest,
-        files=event.files,
+        files=() if comparison.files_of(fleet, event.digest, worker) else event.files,
         reread=event.reread,
         error=event.error,
     )
+    _replace(fleet, worker, record)
     for other in fleet.workers.values():
         if other.model == worker.model and is_quarantined(other):
             review_worker(fleet, other)
+
+
+def _replace(fleet: Fleet, worker: Worker, record: WeightsRecord) -> None:
+    """The worker's record from now on. Another one with the digest of the former one takes its names."""
+    before, worker.weights = worker.weights, record
+    if isinstance(before, UnsetType) or not before.files or before.digest == record.digest:
+        return
+    for other in fleet.workers.values():
+        other_record = other.weights
+        if not isinstance(other_record, UnsetType) and other_record.digest == before.digest:
+            other_record.files = before.files
+            return
 
 
 def on_compared(fleet: Fleet, stream: str, epoch: int, event: v.WeightsCompared) -> None:

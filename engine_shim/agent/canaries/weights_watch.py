@@ -49,6 +49,7 @@ class WeightsWatch:
         self._is_quarantined = is_quarantined
         self._reading = Reading()
         self._anew = False
+        self._quarantined = asyncio.Event()
         self._size_bytes = 0
         self._weights = ""
         self._events: list[WeightsReadStarted | WeightsDigested] = []
@@ -60,9 +61,13 @@ class WeightsWatch:
         except OSError as error:
             self._report(self._digested(error=str(error)))
 
+    def read_anew(self) -> None:
+        """The leader quarantined the worker for an earlier engine, and the agent hears of it only now."""
+        self._quarantined.set()
+
     async def begin(self) -> None:
         """Say in the log that the files are being read."""
-        if self._events:
+        if self._is_over:
             return
         self._anew = self._is_quarantined()
         self._reading = Reading(0 if self._anew else self._config.weights_read_mb_s * MIB)
@@ -77,9 +82,18 @@ class WeightsWatch:
         )
 
     async def run(self) -> None:
-        """Read the files, and write their digest into the log."""
+        """Read the files, and write their digest into the log; again in quarantine, if remembered digests
+        are part of it."""
         if self._is_over:
             return
+        await self._read()
+        while not self._anew:
+            await self._quarantined.wait()
+            self._events.clear()
+            await self.begin()
+            await self._read()
+
+    async def _read(self) -> None:
         now = asyncio.get_running_loop().time
         began = now()
         showing = asyncio.create_task(self._show())

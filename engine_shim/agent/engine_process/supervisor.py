@@ -139,6 +139,9 @@ class Supervisor:
     def judge(self, incarnation: int, state: HealthState) -> None:
         """Note what the leader decided about the health of an engine."""
         self._judged = incarnation, state
+        if state == HealthState.QUARANTINED and incarnation < self.incarnation:
+            if self._weights is not None:
+                self._weights.read_anew()
 
     def not_ready(self) -> str:
         """Why the worker may not serve, for its readiness probe; empty if it may."""

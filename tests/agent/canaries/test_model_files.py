@@ -194,24 +194,25 @@ async def raise_level(stage: Stage) -> None:
         leader.append(RAISED)
 
 
-async def judge(stage: Stage, incarnation: int, state: HealthState) -> None:
-    """The leader decides, and has a quarantined engine restarted."""
+def verdict(incarnation: int, state: HealthState) -> v.HealthDecided:
+    return v.HealthDecided(
+        worker="w0",
+        incarnation=incarnation,
+        state=state,
+        failure=FailureClass.CORRUPTION,
+        evidence="its canaries differ",
+        since=0,
+    )
+
+
+async def restart(stage: Stage, incarnation: int, *before: v.HealthDecided) -> None:
+    """The leader decides so, and has the engine restarted."""
+    effect = v.Effect("restart", "w0", incarnation)
+    decided = v.EffectsDecided(
+        decision=f"d{incarnation}", basis=v.Basis(1, 0), cause="c", effects=(effect,)
+    )
     async with stage.log.writer("fleet") as leader:
-        leader.append(
-            v.HealthDecided(
-                worker="w0",
-                incarnation=incarnation,
-                state=state,
-                failure=FailureClass.CORRUPTION,
-                evidence="its canaries differ",
-                since=0,
-            )
-        )
-        effect = v.Effect("restart", "w0", incarnation, "quarantined")
-        decided = v.EffectsDecided(
-            decision=f"d{incarnation}", basis=v.Basis(1, 0), cause="c", effects=(effect,)
-        )
-        leader.append(decided)
+        leader.append(*before, decided)
 
 
 async def digested(stage: Stage, incarnation: int) -> v.WeightsDigested:
@@ -245,10 +246,7 @@ async def test_a_restarted_engine_uses_what_was_read_and_one_in_quarantine_does_
     async with staged(tmp_path / "run", model=str(model)) as stage:
         await raise_level(stage)
         first = await digested(stage, 1)
-        async with stage.log.writer("fleet") as leader:
-            effect = v.Effect("restart", "w0", 1)
-            basis = v.Basis(1, 0)
-            leader.append(v.EffectsDecided(decision="d", basis=basis, cause="c", effects=(effect,)))
+        await restart(stage, 1)
         second = await digested(stage, 2)
         assert second.digest == first.digest and not second.reread
         known = tmp_path / "run" / "model-files.json"
@@ -256,10 +254,10 @@ async def test_a_restarted_engine_uses_what_was_read_and_one_in_quarantine_does_
         for name in stored:
             stored[name]["digest"] = "remembered"
         known.write_text(json.dumps(stored))
-        await judge(stage, 2, HealthState.QUARANTINED)
+        await restart(stage, 2, verdict(2, HealthState.QUARANTINED))
         third = await digested(stage, 3)
         assert third.digest == first.digest and third.reread
-        await judge(stage, 3, HealthState.HEALTHY)
+        await restart(stage, 3, verdict(3, HealthState.HEALTHY))
         fourth = await digested(stage, 4)
         assert fourth.digest == first.digest and not fourth.reread
 
@@ -277,10 +275,7 @@ async def test_nothing_is_read_where_the_setting_is_zero(tmp_path: Path, model: 
         await raise_level(stage)
         await stage.nth(v.EngineReady, 1)
         await stage.until(lambda: stage.agent._journal.feature_level == 2)
-        async with stage.log.writer("fleet") as leader:
-            effect = v.Effect("restart", "w0", 1)
-            basis = v.Basis(1, 0)
-            leader.append(v.EffectsDecided(decision="d", basis=basis, cause="c", effects=(effect,)))
+        await restart(stage, 1)
         await stage.nth(v.EngineReady, 2)
         assert stage.events(v.WeightsReadStarted, v.WeightsDigested) == []
 
@@ -299,3 +294,24 @@ async def test_a_new_log_gets_the_digest_of_the_engine_that_runs(
         await raise_level(stage)
         assert await digested(stage, 1) == first
         assert len(stage.events(v.WeightsReadStarted)) == 1
+
+
+async def test_an_agent_that_learns_late_of_a_quarantine_reads_again(
+    tmp_path: Path, model: Path
+) -> None:
+    """Its worker was cut off, and had restarted the engine by itself."""
+    async with staged(tmp_path / "run", model=str(model)) as stage:
+        await raise_level(stage)
+        first = await digested(stage, 1)
+        await restart(stage, 1)
+        assert not (await digested(stage, 2)).reread
+        async with stage.log.writer("fleet") as leader:
+            leader.append(verdict(1, HealthState.QUARANTINED))
+        again = await stage.nth(v.WeightsDigested, 3)
+        assert again.incarnation == 2 and again.reread and again.digest == first.digest
+        assert len(stage.events(v.WeightsReadStarted)) == 3
+        async with stage.log.writer("fleet") as leader:
+            leader.append(verdict(1, HealthState.QUARANTINED))
+        await restart(stage, 2)
+        assert (await digested(stage, 3)).reread
+        assert len(stage.events(v.WeightsDigested)) == 4, "once is enough for an engine"

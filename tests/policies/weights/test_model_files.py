@@ -111,6 +111,26 @@ def test_files_that_differ_from_those_of_most_hold_a_worker() -> None:
     assert "relume restart w1" in text and "relume trust w1" in text
 
 
+def test_the_names_of_equal_files_are_stored_once() -> None:
+    """A model has many, and a fleet many workers. They are found wherever they are."""
+    fleet = fleet_of(workers=5)
+    quarantined(fleet)
+    for worker in ("w0", "w2", "w3"):
+        digests(fleet, worker)
+    records = [fleet.fleet.workers[worker].weights for worker in ("w0", "w2", "w3")]
+    assert [bool(record.files) for record in records] == [True, False, False]
+    restarted(fleet, "w0", 2)
+    reads(fleet, "w0")
+    assert fleet.fleet.workers["w2"].weights.files, "the next one has them"
+    digests(fleet, "w0", DAMAGED)
+    digests(fleet, "w4")
+    digests(fleet, "w1", DAMAGED)
+    right(fleet)
+    (compared,) = fleet.compared
+    assert compared.witnesses == ("w2", "w3", "w4") and compared.files == ("two",)
+    ends_as(fleet, DIFFERENT)
+
+
 def test_the_same_files_hold_nobody_and_the_release_says_so() -> None:
     fleet = fleet_of()
     quarantined(fleet)
@@ -158,23 +178,28 @@ def test_an_operator_ends_it() -> None:
     ends_as(fleet, DIFFERENT)
 
 
-@pytest.mark.parametrize("which", ["its own", "a peer's"])
+@pytest.mark.parametrize("which", ["its own", "again", "a peer's"])
 def test_digests_are_waited_for_up_to_the_bound(which: str) -> None:
     fleet = fleet_of()
     quarantined(fleet)
     reads(fleet, "w0")
     digests(fleet, "w2", DAMAGED)
-    (reads if which == "its own" else digests)(fleet, "w1")
+    if which == "its own":
+        reads(fleet, "w1")
+    else:
+        digests(fleet, "w1", reread=which != "again")
     right(fleet)
-    name = "its model files" if which == "its own" else "the model files of w0"
+    name = "the model files of w0" if which == "a peer's" else "its model files"
     text = comparison.state_in_words(fleet.fleet, fleet.fleet.workers["w1"])
     assert text == f"{name} are being read"
     fleet.ticks(BOUND - 1)
     assert not released(fleet) and fleet.compared == []
     fleet.ticks(1)
-    if which == "its own":
+    if which != "a peer's":
         assert released(fleet)
-        assert fleet.compared[0].reason == f"not read within {BOUND} ticks"
+        again = " again" if which == "again" else ""
+        reason = f"its agent did not read them{again} within {BOUND} ticks"
+        assert fleet.compared[0].reason == reason
         assert "not compared" in fleet.health("w1").evidence
         ends_as(fleet, UNKNOWN)
     else:
@@ -208,7 +233,6 @@ def test_the_bound_is_a_setting() -> None:
     ("own", "peers", "reason"),
     [
         ({"digest": "", "error": "gone"}, {}, "its agent cannot read them: gone"),
-        ({"reread": False}, {}, "its agent did not read them again"),
         (None, {}, "its agent reports no digest of them"),
         ({}, {"w0": None, "w2": None}, "no majority of healthy workers has the same"),
         ({}, {"w0": {"digest": "a"}, "w2": {"digest": "b"}}, "no majority"),
