@@ -30,6 +30,10 @@ def _prompts() -> str:
     return "needs a weight that requests use and no canary does: a bit of a real one changes both"
 
 
+def _copies() -> str:
+    return "needs a copy of the model for each worker: a test of real engines does so"
+
+
 def _failpoint() -> str:
     return "needs a failpoint that holds one stream: a test of the core does so (engine.frame)"
 
@@ -48,6 +52,7 @@ _WHY: Mapping[str, Callable[[], str]] = {
     "answer-broken": _engine,
     "stream-stuck": _failpoint,
     "weights-flipped-unseen": _prompts,
+    "model-file-damaged": _copies,
     "watch-silent": _watches,
 }
 """Further needs of a fault on real processes."""

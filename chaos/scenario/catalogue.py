@@ -70,6 +70,12 @@ FAULTS: Mapping[str, FaultKind] = {
         about="a bit of a weight flips that no canary touches: tokens of some requests change",
         target="worker",
     ),
+    "model-file-damaged": FaultKind(
+        about="a byte late in a worker's model files changes on its disk, which no canary and no request "
+        "touches; at the end the files are downloaded again",
+        target="worker",
+        lasts="may",
+    ),
     "record-unreadable": FaultKind(
         about="an agent writes a record that nobody can read", target="worker"
     ),

@@ -22,10 +22,12 @@ from relume.chaos.sim.daemon_keeper import SimKeeper
 from relume.chaos.sim.engine.worker_engine import EngineProcess
 from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.message_ports import Board
+from relume.chaos.sim.world.model_files import HostFiles, SimModelFiles
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
 from relume.chaos.sim.world.worker_machine import HostDirectory, WorkerSettings
 from relume.engine_shim.agent.agent_config import AgentConfig
+from relume.engine_shim.agent.canaries.model_files import ModelFiles
 from relume.engine_shim.agent.effects import EffectRunner
 from relume.engine_shim.agent.engine_process.drain import UNKNOWN
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineOrder
@@ -61,7 +63,7 @@ SILENT = dict.fromkeys(
 STEP = b"\xadengine_step/1"
 TAGS = (
     b"effects_decided/1", b"checkpoints_released/1", b"checkpoints_voided/1", b"detail_decided/1",
-    b"feature_level_raised/1",
+    b"feature_level_raised/1", b"health_decided/1",
 )  # fmt: skip
 REPORT_LIMIT = 4096
 """Maximum number of queued reports to an agent that does not read; engines drop and count more."""
@@ -142,8 +144,8 @@ class EngineHandle:
         """See WatchedServer: the simulated log never ends."""
 
     async def weights(self) -> str:
-        """See CanaryEngine: there are no files."""
-        return ""
+        """See CanaryEngine."""
+        return self.engine.machine.files.short
 
     async def canary(self, number: int) -> CanaryAnswered | str:
         """See CanaryEngine. A canary takes its time, but no step of the engine."""
@@ -267,6 +269,11 @@ class _Starts:
         """See EngineHost."""
         return await self._host.start_engine(order)
 
+    @property
+    def files(self) -> HostFiles:
+        """Of the model."""
+        return self._host.files
+
 
 class SimBoard(Board):
     """The notice board of an agent."""
@@ -321,6 +328,9 @@ class SimSupervisor(Supervisor):
 
     def _watched_engine(self, engine: Any, order: EngineOrder) -> WatchedServer:
         return cast(EngineHandle, engine)
+
+    def _model_files(self) -> ModelFiles:
+        return SimModelFiles(cast(_Starts, self._host).files)
 
 
 class Feed:
@@ -388,6 +398,7 @@ class AgentHost(Protocol):
     config: AgentConfig
     directory: HostDirectory
     settings: WorkerSettings
+    files: HostFiles
     feed: Feed
     engine: EngineProcess | None
     garbling: float
@@ -489,7 +500,6 @@ def config_of(name: str, domain: str, model: str, settings: WorkerSettings) -> A
         lease_ttl_s=settings.lease_ttl_s,
         canary_interval_s=settings.canary_interval_s,
         canary_budget_ppm=CANARY_BUDGET_PPM,
-        weights_read_mb_s=0,
     )
 
 

@@ -379,6 +379,13 @@ class Faults(LogFaults):
         assert engine is not None
         engine.unseen = True
 
+    def _model_file_damaged(self, planned: PlannedFault, target: str) -> Undo:
+        files = self._fleet.hosts[target].files
+        if files.damaged:
+            raise CannotStrike(f"the model files of {target} are damaged already")
+        files.damaged = True
+        return files.replace
+
     def _record_unreadable(self, planned: PlannedFault, target: str) -> None:
         """Of a kind that a newer build might write, or bytes that no build writes."""
         agent = self._fleet.hosts[target].agent

@@ -162,6 +162,7 @@ def violations(
             corrupt=known.corrupt,
             truth=known.truth,
             began_ms=known.began_ms,
+            strikes=known.strikes or (),
         ),
         "I16": partial(i16_admin_logged.check, sent=known.commands),
         "I22": partial(

@@ -118,6 +118,7 @@ PROMISES = {
             "primary-and-holder-killed",
             "wrong-weights",
             "wrong-weights-unseen",
+            "wrong-files",
         ),
     ),
     "I15": Promise(

@@ -76,6 +76,9 @@ _LATER = ("cpu-limit", "gateway-cpu-limit", "disk-full", "holder-stop", "clock-b
 _FLIPPED = "weights-flipped"
 """Drawn separately too, with canaries, which find it."""
 
+_FILES = "model-file-damaged"
+"""Drawn separately too, beside flipped weights of the same worker: it is to leave quarantine."""
+
 _UNSEEN = "weights-flipped-unseen"
 """Drawn separately too, with cross-checks of all requests, which find it."""
 
@@ -88,7 +91,7 @@ _PATHS = (
 """Drawn by `paths_to_etcd`."""
 
 _APART = (
-    SLOW, *_LATER, *FRAMES, *ANSWERS, ERRORS, STUCK, _FLIPPED, _UNSEEN, UNREADABLE, GARBLED,
+    SLOW, *_LATER, *FRAMES, *ANSWERS, ERRORS, STUCK, _FLIPPED, _FILES, _UNSEEN, UNREADABLE, GARBLED,
     TERMINATE, DAMAGED, STRAY, ABSURD, *_PATHS,
 )  # fmt: skip
 
@@ -309,14 +312,21 @@ def _while_away(
 
 
 def _flipped(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fleet, tuple[Fault, ...]]:
-    """In one of ten seeds, a worker's weights are damaged, and agents send canaries. Drawn separately,
-    as above."""
+    """In one of ten seeds, a worker's weights are damaged, and agents send canaries. In half of these its
+    model files are damaged too. Drawn separately, as above."""
     rng = Random(f"compose-flipped:{seed}")
     at_s, canary_s = round(rng.uniform(0.5, 6), 3), round(rng.uniform(1, 3), 2)
     if rng.random() >= 0.1 or _FLIPPED in without:
         return fleet, ()
-    fault = Fault(what=_FLIPPED, when=When(at_s=at_s), target="any")
-    return replace(fleet, canary_s=canary_s), (fault,)
+    fleet = replace(fleet, canary_s=canary_s)
+    files = Random(f"compose-files:{seed}")
+    if _FILES in without or files.random() >= 0.5:
+        return fleet, (Fault(what=_FLIPPED, when=When(at_s=at_s), target="any"),)
+    target, before_s = f"w{files.randrange(fleet.workers)}", round(files.uniform(0, at_s), 3)
+    return fleet, (
+        Fault(what=_FILES, when=When(at_s=before_s), target=target),
+        Fault(what=_FLIPPED, when=When(at_s=at_s), target=target),
+    )
 
 
 def _checked(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fleet, tuple[Fault, ...]]:

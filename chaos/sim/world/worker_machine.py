@@ -23,6 +23,7 @@ from relume.chaos.sim.engine.speed import (
     SlowedStepCost,
 )
 from relume.chaos.sim.engine.step_cost import StepCost
+from relume.chaos.sim.world.model_files import HostFiles
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.network_card import Links
 from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
@@ -109,6 +110,7 @@ class Machine:
         self.random = Random(f"{loop.random.random()}:{name}")
         self.directory = HostDirectory(name)
         self.disk = Disk()
+        self.files = HostFiles(model)
         self.factor = self.share = 1.0
         """Factor of slow steps, and share of a core for processes."""
         self.pause_ns = 0

@@ -5,7 +5,8 @@ them. So the first prefill chunk of that attempt begins no later than there, and
 restored requests equal the undisturbed ones token for token. A restore without a recorded end,
 although its request continued, is a violation too.
 
-Tokens of a corrupt worker are checked in `i14_corrupt_tokens`, prefix caches in `i14_prefix_caches`.
+Tokens of a corrupt worker are checked in `i14_corrupt_tokens`, prefix caches in `i14_prefix_caches`, model
+files in `i14_released_files`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ from collections.abc import Mapping, Sequence
 
 from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.promises.requests import i2_identical_stream
-from relume.chaos.validators.promises.workers import i14_corrupt_tokens, i14_prefix_caches
+from relume.chaos.validators.promises.workers import (
+    i14_corrupt_tokens,
+    i14_prefix_caches,
+    i14_released_files,
+)
 from relume.chaos.validators.records import ClientRecord, Violation, courses, events_of, of_clients
+from relume.chaos.validators.strikes import Strike
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 
@@ -43,11 +49,12 @@ def check(
     corrupt: Sequence[tuple[str, int]] = (),
     truth: GroundTruth | None = None,
     began_ms: int = 0,
+    strikes: Sequence[Strike] = (),
 ) -> list[Violation]:
-    """Uses of unusable blocks and tokens. `corrupt`: workers whose engines a fault made compute wrong
-    results, and when (wall ms); `truth` and `began_ms`: see `corrupt_engines.unwritten`. `shared`:
+    """Uses of unusable blocks, tokens and files. `corrupt`: workers whose engines a fault made compute
+    wrong results, and when (wall ms); `truth` and `began_ms`: see `corrupt_engines.unwritten`. `shared`:
     number of tokens that a client's prompt shares with others from its start; while it waited for its
-    blocks, the engine may have computed those for another request."""
+    blocks, the engine may have computed those for another request. `strikes`: faults that struck."""
     restores, several = _restores(groups)
     alike: dict[str, int] = {}
     if shared:
@@ -72,6 +79,7 @@ def check(
     restored = {request for _, _, request, _ in restores}
     out += _answers(groups, clients, restored, corrupt)
     out += i14_prefix_caches.check(groups)
+    out += i14_released_files.check(groups, strikes)
     return [*out, *i14_corrupt_tokens.check(groups, clients, corrupt, truth, began_ms)]
 
 

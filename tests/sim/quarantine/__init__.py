@@ -1,0 +1,1 @@
+"""Whole simulated fleets, and what one feature does to them."""
