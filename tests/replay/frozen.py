@@ -183,6 +183,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "9e28ba48b13d018e80e76e0c509c944f771a8ebfb52b52e3dfd5682df1065199",
         (v.HealthDecided, v.CanaryValuesDecided, v.EngineDied),
     ),
+    "damaged-files": (
+        "6961389f08e30f65749d7f2fdfda6718b410af243c4dc5d4f3ab7624e52b6526",
+        (v.WeightsReadStarted, v.WeightsDigested, v.WeightsCompared, v.HealthDecided),
+    ),
     "rollout-host-lost": (
         "7347a4cb98d1d41429df3b3d7099f45fd335d7be24ffa178db0c94cdf31f5656",
         (v.RolloutDecided, v.WorkerLost, v.StreamResumed),

@@ -31,6 +31,7 @@ from relume.policies.migration import moves
 from relume.policies.rollout import rollout_steps
 from relume.policies.routing import choose_worker
 from relume.policies.state.lifecycles import stream_resumption
+from relume.policies.weights import comparison
 from tests.replay import frozen
 from tests.replay.tamper import dropped, places, swapped
 
@@ -175,6 +176,10 @@ def forgetful(old: Callable[..., None]) -> Callable[..., None]:
     return lambda *_: None
 
 
+def nothing(old: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *_: ("", ())
+
+
 def unnamed(old: Callable[..., str]) -> Callable[..., str]:
     return lambda *_: ""
 
@@ -212,6 +217,8 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "turns of tenants": ("admission.fair_queue", "QUANTUM", 512, "admission-deadlines"),
     "who waits": (judgement.Review, "_with_probes_for", lonely, "who-probes"),
     "who ends a quarantine": (answers, "is_witnessed", lenient, "damaged-weights"),
+    "files that hold a worker": (comparison, "is_held", tolerant, "damaged-files"),
+    "which files are right": (comparison, "_majority", nothing, "damaged-files"),
     "which idle worker is slow": (canary_pace, "SLOW_CANARIES", 2, "slow-canaries"),
     "hold of the only worker": (judgement, "open_without", lenient, "only-worker"),
     "what a check needs": ("crosscheck.check_budget", "MARGIN_PERCENT", 600, "saved-checks"),
