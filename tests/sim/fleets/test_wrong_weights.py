@@ -75,7 +75,7 @@ def test_a_wrong_worker_is_quarantined_within_a_round_and_its_streams_leave() ->
 
 
 def test_wrong_tokens_are_compared_and_those_of_before_are_listed() -> None:
-    outcome = run(scenario(FLIPPED), 1)
+    outcome = run(scenario(FLIPPED), 2)
     events = list(events_of(outcome.groups))
     moved = [
         at.event for at in events
