@@ -67,7 +67,7 @@ def violations(
 def _uncounted(
     former: Sequence[RevisionGroup], present: Sequence[RevisionGroup]
 ) -> Iterator[Violation]:
-    """Attempts that an engine had at the end of the former log and goes on to report, and that the present
+    """Attempts that an engine had at the end of the former log and continues to report, and that the present
     one does not count."""
     held = _attempts_at_end(former)
     begun_ms: dict[str, int] = {}

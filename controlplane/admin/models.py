@@ -457,7 +457,9 @@ class ErrorAnswer(Struct, frozen=True):
     error: ErrorBody
 
 
-def _evidence(fleet: Fleet, worker: Worker, health: WorkerHealth) -> str:
+def evidence_of(fleet: Fleet, worker: Worker) -> str:
+    """Why the worker is not healthy, and what holds it in quarantine; empty for a healthy one."""
+    health = WorkerHealth() if isinstance(worker.health, UnsetType) else worker.health
     if health.state == HealthState.HEALTHY:
         return ""
     return "; ".join(filter(None, (health.evidence, comparison.state_in_words(fleet, worker))))
@@ -483,7 +485,7 @@ def worker_info(view: View, worker: Worker) -> WorkerInfo:
         health=health.state,
         breaker=breaker_of(health.state),
         failure=health.failure,
-        evidence=_evidence(view.fleet, worker, health),
+        evidence=evidence_of(view.fleet, worker),
         health_since_unix_ms=health.since_unix_ms,
         agent_pid=worker.agent_pid,
         engine_pid=worker.engine_pid,

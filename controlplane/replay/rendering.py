@@ -221,6 +221,13 @@ def _weights_digested(event: v.WeightsDigested) -> list[str]:
     return [f"{files} have digest {event.digest} ({how}, {event.took_ms / 1000:.1f} s)"]
 
 
+def _weights_loaded(event: v.WeightsLoaded) -> list[str]:
+    weights = f"{event.worker}:{event.incarnation} loaded {event.bytes / 2**20:.1f} MiB of weights"
+    where = f"{event.read_bytes / 2**20:.1f} MiB from files" if event.read_bytes else "from memory"
+    lines = [f"{weights}, {where}, in {event.took_ms} ms"]
+    return [*lines, f"they do not outlive the engine: {event.why}"] if event.why else lines
+
+
 def _cross_checked(event: v.CrossChecked) -> list[str]:
     engine, took = f"{event.by}:{event.by_incarnation}", f"{event.took_us / 1000:.1f} ms"
     if event.error:
@@ -279,6 +286,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
         f"the agent of {e.worker} reads its model files, {e.size_bytes / 2**30:.1f} GiB"
     ],
     v.WeightsDigested: _weights_digested,
+    v.WeightsLoaded: _weights_loaded,
     v.ReportsDropped: _reports_dropped,
     v.EngineRecovered: lambda e: [
         f"the engine {e.worker}:{e.incarnation} recovered after {e.hung_us / 1e6:.1f} s"

@@ -207,8 +207,8 @@ def _because(fleet: Fleet, worker: Worker, health: HealthState) -> str:
     if problem := unreadable.why(fleet, worker.name):
         parts.append(f"unreadable records: {problem}")
     is_unhealthy = health not in (HealthState.HEALTHY, HealthState.DRAINING)
-    if is_unhealthy and not isinstance(worker.health, UnsetType):
-        parts.append(worker.health.evidence)
+    if is_unhealthy:
+        parts.append(m.evidence_of(fleet, worker))
     elif worker.died_of and worker.engine == EnginePhase.DEAD:
         parts.append(f"its engine died: {worker.died_of}")
     if worker.held:

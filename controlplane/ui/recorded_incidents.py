@@ -1,6 +1,6 @@
 """The incidents of a stored log, as they were known at any of its places.
 
-The fold of incidents goes forward only. Copies of it are kept at intervals; a place is reached from the
+The fold of incidents goes forward only. Copies of it are stored at intervals; a place is reached from the
 nearest copy before it.
 """
 
@@ -18,7 +18,7 @@ MOST_COPIES = 64
 
 
 class RecordedIncidents:
-    """Fed with the entries that the fold wants, in order; then asked for any revision."""
+    """Fed with the entries that the fold wants, in order; then it gives those of any revision."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []

@@ -38,10 +38,7 @@ from relume.events.vocabulary import (
     RequestPreempted,
     RequestQueued,
 )
-from relume.events.wire.reports import frame, with_lost
-
-STATED_AT_ONCE = 512
-"""Changes after which a record of a statement ends."""
+from relume.events.wire.reports import STATED_AT_ONCE, frame, with_lost
 
 
 def relume_scheduler(*, vllm_config: Any, **options: Any) -> Scheduler:

@@ -13,11 +13,10 @@ from msgspec import Struct
 
 from relume.events.vocabulary import EngineFinished, EngineStep, FirstToken, RequestQueued
 from relume.events.vocabulary.step_changes import AnyChange
+from relume.events.wire.reports import STATED_AT_ONCE
 
 EVERY_S = 0.1
 """Between two records of running streams."""
-STATED_AT_ONCE = 512
-"""Changes after which a record of a statement ends."""
 
 
 class ObservedRequest(Struct):

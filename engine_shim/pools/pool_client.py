@@ -31,13 +31,12 @@ class PoolClient:
     def open(self, name: str, size: int) -> tuple[m.Filling | m.Opened | m.Busy, int]:
         """The answer, and a descriptor of ours if it has one, else -1. Raises PoolsAway."""
         answer, fd = self._ask(m.Open(name, size))
-        if isinstance(answer, m.Busy) and fd < 0:
-            return answer, fd
-        if isinstance(answer, m.Filling | m.Opened) and fd >= 0:
-            if os.fstat(fd).st_size == size:
-                return answer, fd
-            os.close(fd)
-        raise PoolsAway(f"{self._path} does not answer as a state daemon does")
+        if isinstance(answer, m.Busy):
+            return answer, -1
+        if isinstance(answer, m.Done) or fd < 0 or os.fstat(fd).st_size != size:
+            _close(fd)
+            raise PoolsAway(f"{self._path} does not answer as a state daemon does")
+        return answer, fd
 
     def seal(self, name: str, digest: bytes) -> None:
         """Raises PoolsAway."""
@@ -50,14 +49,23 @@ class PoolClient:
     def close(self) -> None:
         self._socket.close()
 
-    def _ask(self, request: m.Request) -> tuple[m.Answer, int]:
+    def _ask(self, request: m.Request) -> tuple[m.Filling | m.Opened | m.Busy | m.Done, int]:
+        """The answer, and the descriptor with it, or -1."""
+        fd = -1
         try:
             self._socket.send(m.encode(request))
             packet, fds, _, _ = socket.recv_fds(self._socket, m.MAX_PACKET, 1)
             fd = fds[0] if fds else -1
             answer = m.decode_answer(packet)
         except (OSError, m.Malformed) as error:
+            _close(fd)
             raise PoolsAway(f"{self._path}: {error}") from None
         if isinstance(answer, m.Refused):
+            _close(fd)
             raise PoolsAway(answer.why)
         return answer, fd
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)

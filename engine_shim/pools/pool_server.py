@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
-import os
 import socket
 
-from relume.engine_shim.checkpoints.daemon.local_server import same_user
+from relume.engine_shim.checkpoints.daemon.local_server import (
+    CONNECTIONS,
+    private_listener,
+    same_user,
+)
 from relume.engine_shim.pools import pool_messages as m
 from relume.engine_shim.pools.pools import NoPool, Pools
 
 logger = logging.getLogger("relume.state")
-
-CONNECTIONS = 64
 
 
 class PoolServer:
@@ -30,17 +30,7 @@ class PoolServer:
 
     def bind(self) -> None:
         """Listens from here on. Raises OSError."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
-        old = os.umask(0o177)
-        try:
-            listener.bind(self._path)
-        finally:
-            os.umask(old)
-        listener.listen(CONNECTIONS)
-        listener.setblocking(False)
-        self._listener = listener
+        self._listener = private_listener(self._path, socket.SOCK_SEQPACKET)
 
     async def serve(self) -> None:
         """Answers until cancelled; call `bind` first."""

@@ -1,6 +1,6 @@
 """The pools of a host: who fills which, who has which open, and what is evicted for another.
 
-A sealed pool can be changed by nobody, this process included: the kernel refuses it (F_SEAL_WRITE).
+A sealed pool cannot be changed, not by this process either: the kernel refuses it (F_SEAL_WRITE).
 """
 
 from __future__ import annotations
@@ -88,11 +88,6 @@ class Pools:
                 pool.users.discard(connection)
                 pool.used_at = self._now()
 
-    def stats(self) -> dict[str, int]:
-        """Pools that are sealed, and the bytes of all."""
-        sealed = sum(1 for pool in self._pools.values() if pool.digest)
-        return {"pools": sealed, "pool_bytes": self._bytes()}
-
     def close(self) -> None:
         for name in list(self._pools):
             self.drop(name)
@@ -112,7 +107,7 @@ class Pools:
         return Pool(fd, size, connection, self._now())
 
     def _evict_for(self, name: str, size: int) -> None:
-        """Evicts pools that nobody has open, the longest unused first. Raises NoPool."""
+        """Evicts pools that no engine has open, the longest unused first. Raises NoPool."""
         idle = sorted(
             (known for known, pool in self._pools.items() if pool.digest and not pool.users),
             key=lambda known: self._pools[known].used_at,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -105,8 +105,3 @@ def _write(fd: int, at: int, data: memoryview) -> None:
     while data:
         written = os.pwrite(fd, data, at)
         at, data = at + written, data[written:]
-
-
-def identity(parts: Sequence[object]) -> str:
-    """A name for an image by what it depends on."""
-    return hashlib.blake2b(repr(tuple(parts)).encode(), digest_size=16).hexdigest()

@@ -12,7 +12,8 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from hashlib import blake2b
+from pathlib import Path
 
 import torch
 import vllm
@@ -24,6 +25,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
+from relume.engine_shim.agent.canaries.weights_digest import stamp_of
 from relume.engine_shim.pools import tensor_image
 from relume.engine_shim.pools.pool_client import PoolClient, PoolsAway
 from relume.engine_shim.pools.pool_messages import Busy, Filling, Opened
@@ -97,16 +99,15 @@ class PooledModelLoader(DefaultModelLoader):
         _, files, _, _ = self._prepare_weights(
             model_config.model, None, model_config.revision, True, None
         )
-        versions = [(os.path.realpath(f), *_version(f)) for f in sorted(files)]
+        stamps = [(os.path.realpath(f), stamp_of(Path(f))) for f in sorted(files)]
         tp, pp = get_tp_group(), get_pp_group()
         ranks = (tp.rank_in_group, tp.world_size, pp.rank_in_group, pp.world_size)
         parallel = get_current_vllm_config().parallel_config
         experts = (parallel.enable_expert_parallel, parallel.enable_eplb)
         build = (vllm.__version__, torch.__version__)
         more = (model_config.quantization, str(model_config.dtype), type(self).__name__)
-        return "weights-" + tensor_image.identity(
-            (versions, build, ranks, experts, more, image.table)
-        )
+        parts = (stamps, build, ranks, experts, more, image.table)
+        return f"weights-{blake2b(repr(parts).encode(), digest_size=16).hexdigest()}"
 
 
 class _Pool:
@@ -171,9 +172,3 @@ class _Pool:
         finally:
             os.close(self._fd)
             self._fd = -1
-
-
-def _version(path: str) -> tuple[Any, ...]:
-    """What changes when the file does."""
-    stat = os.stat(path)
-    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino

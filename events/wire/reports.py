@@ -21,6 +21,8 @@ from relume.events.wire.errors import ReportError
 
 HEADER = struct.Struct("<I")
 MAX_FRAME_BYTES = 16 << 20
+STATED_AT_ONCE = 512
+"""Changes after which a record ends, where an engine states all requests that it has."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 """What becomes a field of a record: readers of the log refuse larger integers."""

@@ -65,8 +65,8 @@ LATE = "it waited for the log and was not carried out; send it again"
 def step(fleet: Fleet, event: Any, log_was_away: bool = False) -> list[Any]:
     """Events the leader has to write because of `event`; none for most. `log_was_away`: the last tick
     is older than `MOST_SILENT_MS` by the leader's clock, which is not in the log."""
-    if log_was_away and (in_silence := _IN_SILENCE.get(type(event))) is not None:
-        found = in_silence(fleet, event, True)
+    if (carrying_out := _OF_COMMANDS.get(type(event))) is not None:
+        found = carrying_out(fleet, event, log_was_away)
     else:
         handler = _HANDLERS.get(type(event))
         found = handler(fleet, event) if handler is not None else []
@@ -337,7 +337,7 @@ def _why_wrong(worker: Worker) -> str:
     return "its answers to canaries are wrong"
 
 
-_IN_SILENCE: dict[type, Callable[[Fleet, Any, bool], list[Any]]] = {
+_OF_COMMANDS: dict[type, Callable[[Fleet, Any, bool], list[Any]]] = {
     v.LeaderElected: on_leader_elected,
     v.AdminCommanded: on_admin_commanded,
 }
@@ -346,8 +346,6 @@ _HANDLERS: dict[type, Callable[[Fleet, Any], list[Any]]] = {
     v.ReplicaLost: on_orphans,
     v.ReplicaStarted: on_orphans,
     v.ReplicaStopped: on_orphans,
-    v.LeaderElected: on_leader_elected,
-    v.AdminCommanded: on_admin_commanded,
     v.HealthDecided: on_health_decided,
     v.RouteDecided: on_route_decided,
     v.CrossChecked: on_cross_checked,

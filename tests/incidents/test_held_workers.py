@@ -10,6 +10,7 @@ from relume.controlplane.incidents.incident_fold import incidents_of
 from relume.controlplane.incidents.sentences import summary
 from relume.controlplane.replay.rendering import lines_of
 from relume.controlplane.replay.why import why
+from relume.controlplane.ui.moment import lanes_of
 from relume.events import vocabulary as v
 from relume.policies.state.overlay.view import View
 from tests.policies.health.led_fleet import LedFleet
@@ -53,7 +54,7 @@ def evidence(fleet: LedFleet) -> str:
     return worker_info(View("r.r0", fleet.fleet), fleet.fleet.workers["w1"]).evidence
 
 
-def asked(fleet: LedFleet, name: str) -> str:
+def why_text(fleet: LedFleet, name: str) -> str:
     """Why that request went where it went."""
     candidate = v.Candidate(
         worker="w1", incarnation=2, cost=0, prefill_tokens=0, requests=0, excluded="quarantined"
@@ -88,6 +89,8 @@ def test_an_operator_s_trust_ends_that_too() -> None:
 def test_the_workers_page_says_it() -> None:
     fleet = held()
     text = evidence(fleet)
+    (lane,) = [lane for lane in lanes_of(View("r.r0", fleet.fleet)) if lane.name == "w1"]
+    assert lane.because == text
     assert "wrong answer to canaries 0, 1" in text and WHY in text
     restarted(fleet, "w1", 3)
     reads(fleet, "w1")
@@ -100,9 +103,9 @@ def test_the_workers_page_says_it() -> None:
 
 def test_why_a_request_did_not_go_there() -> None:
     fleet = held()
-    text = asked(fleet, "q1")
+    text = why_text(fleet, "q1")
     assert "w1:1 is quarantined (corruption)" in text and WHY in text
     restarted(fleet, "w1", 3)
     digests(fleet, "w1")
     right(fleet)
-    assert WHY not in asked(fleet, "q2")
+    assert WHY not in why_text(fleet, "q2")

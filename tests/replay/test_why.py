@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from relume.controlplane.replay.rendering import headline, lines_of, to_json
+from relume.controlplane.replay.rendering import brief, headline, lines_of, to_json
 from relume.controlplane.replay.why import Why, why
 from relume.events import vocabulary as v
 from relume.events.log.codec import encode
@@ -237,3 +237,12 @@ async def test_every_request_of_a_scene_can_be_explained() -> None:
         assert found.ended is not None
         assert found.decisions
         assert list(lines_of(found))
+
+
+def test_where_weights_came_from_is_one_line() -> None:
+    found = v.WeightsLoaded(
+        worker="w0", incarnation=2, ranks=1, bytes=3 << 20, read_bytes=0, took_ms=40
+    )
+    assert brief(found) == "w0:2 loaded 3.0 MiB of weights, from memory, in 40 ms"
+    alone = replace(found, read_bytes=3 << 20, why="no room")
+    assert "3.0 MiB from files" in brief(alone)

@@ -72,13 +72,13 @@ def files_of(model: str) -> list[Path]:
 
 def stamps_of(model: str) -> dict[str, FileStamp]:
     """By name, what changes when one of the model's files does. Raises OSError."""
-    found = {}
-    for path in files_of(model):
-        stat = path.stat()
-        found[name_of(path)] = FileStamp(
-            stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev
-        )
-    return found
+    return {name_of(path): stamp_of(path) for path in files_of(model)}
+
+
+def stamp_of(path: Path) -> FileStamp:
+    """Raises OSError."""
+    stat = path.stat()
+    return FileStamp(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev)
 
 
 def name_of(path: Path) -> str:

@@ -31,17 +31,7 @@ class LocalServer:
 
     def bind(self) -> None:
         """Listens from here on. Raises OSError."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
-        old = os.umask(0o177)
-        try:
-            listener.bind(self._path)
-        finally:
-            os.umask(old)
-        listener.listen(CONNECTIONS)
-        listener.setblocking(False)
-        self._listener = listener
+        self._listener = private_listener(self._path, socket.SOCK_STREAM)
 
     async def serve(self) -> None:
         """Answers until cancelled; call `bind` first."""
@@ -115,7 +105,23 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+def private_listener(path: str, kind: socket.SocketKind) -> socket.socket:
+    """Listens at `path`, for this user alone. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, kind)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    old = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(old)
+    listener.listen(CONNECTIONS)
+    listener.setblocking(False)
+    return listener
+
+
 def same_user(connection: socket.socket) -> bool:
+    """Whether the other end is a process of our user."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", data)[1] == os.getuid()
 

@@ -121,12 +121,12 @@ async def test_a_stream_belongs_to_the_log_of_the_gateway_that_attached_last() -
         buffers.keep(Generation("q", attempt), bounds, "claim", envelope).begin(Wire().send)
     assert buffers.origin("q") == OriginAnswered("one AAA", "one", 2)
     assert buffers.origin("other") is None
-    kept = buffers.find("q", 2, "claim")
-    kept.attach(Wire().send, 0, "two")
+    held = buffers.find("q", 2, "claim")
+    held.attach(Wire().send, 0, "two")
     assert buffers.origin("q") == OriginAnswered("one AAA", "two", 2)
-    kept.attach(Wire().send, 0)
+    held.attach(Wire().send, 0)
     assert buffers.origin("q") == OriginAnswered("one AAA", "two", 2), "its replica is of no log"
-    buffers.forget(kept, "test")
+    buffers.forget(held, "test")
     assert buffers.origin("q") == OriginAnswered("one AAA", "one", 1)
     earlier = Envelope("/v1/completions", "q", "17", b"body").pack()
     buffers.keep(Generation("old", 1), bounds, "claim", earlier).begin(Wire().send)

@@ -184,7 +184,7 @@ async def test_what_is_no_stream_of_that_client_is_gone(answers: bytes | None) -
             answer = await returned(s)
             assert answer.status == 410 and answer.json()["error"]["code"] == "stream_gone"
         sought = s.workers[0].engine.sought
-        assert 1 <= len(sought) <= 2, "it is not asked again and again"
+        assert 1 <= len(sought) <= 2, "no engine is queried again and again"
         assert not [e for e in s.told() if type(e) in (v.RequestArrived, v.ClientReturned)]
 
 
