@@ -61,7 +61,8 @@ RETAKEN: dict[str, dict[int, str]] = {
         1: "ends requests of a gateway's new life if their engine reports them before it begins in the log; "
         "releases no blocks of a request whose choice of a holder was lost",
         2: "carries out commands that waited for the log; releases blocks of streams that arrived in a former "
-        "log and run; the fold does not learn where such a stream runs when its client returns",
+        "log and run; the fold does not learn where such a stream runs when its client returns; a new leader "
+        "repeats the restarts of a rolling restart that it cancels",
     },
     "health": {
         1: "slow workers are found by the factor that predictions learn",

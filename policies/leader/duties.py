@@ -149,7 +149,7 @@ def on_leader_elected(
             out.append(_decided(fleet, command_id, command, ()))
         else:
             out += _carried_out(fleet, command_id, command, log_was_away)
-    out += rollout_steps.restarts(fleet)
+    out += rollout_steps.restarts(fleet, out)
     for worker in fleet.workers.values():
         if not isinstance(health := worker.health, UnsetType) and (
             health.state == HealthState.QUARANTINED

@@ -23,6 +23,7 @@ from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EffectKind, EnginePhase, RolloutStage
+from relume.policies.agreement import LEADER_VERSION, has_version
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.judgement import LeaderSettings
 from relume.policies.health.open_workers import could_serve, is_open, open_without
@@ -76,12 +77,16 @@ def owed(fleet: Fleet) -> list[Any]:
     return [_decided(rollout, stage, reason=reason)]
 
 
-def restarts(fleet: Fleet) -> list[Any]:
+def restarts(fleet: Fleet, decided: list[Any]) -> list[Any]:
     """The effects of the present stage, for a leader whose predecessor may have died between a
-    decision and its effects. An agent carries out none of them twice."""
+    decision and its effects. An agent carries out none of them twice. None if the leader has just
+    `decided` that the rollout is cancelled (since version 3 of `leader`)."""
     rollout = active(fleet)
     if rollout is None or rollout.stage not in _EFFECTS:
         return []
+    if any(type(e) is v.RolloutDecided and e.stage == RolloutStage.CANCELLED for e in decided):
+        if has_version(fleet, LEADER_VERSION, 3):
+            return []
     return _effects(fleet, rollout, rollout.stage)
 
 

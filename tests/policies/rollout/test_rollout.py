@@ -18,6 +18,7 @@ from relume.policies.leader.duties import step as duties
 from relume.policies.migration.migration_settings import MigrationConfig, settings_of
 from relume.policies.rollout import rollout_steps
 from relume.policies.rollout.rollout_records import active
+from relume.policies.state.fold import fold
 from tests.policies.story import MODEL, Story, arrived, decided, ended, ready, replica_started
 
 WELL = ("begun", "draining", "restarting", "checking", "returned")
@@ -268,6 +269,17 @@ def test_the_next_leader_repeats_the_effects_of_the_stage_under_their_names() ->
     assert (repeated.decision, repeated.effects) == (first.decision, first.effects)
     fleet.again("w0")
     assert not on_leader_elected(fleet.fleet, v.LeaderElected("r1", "b2")), "it began anew"
+
+
+def test_the_next_leader_does_not_repeat_what_it_cancels() -> None:
+    fleet = RollingFleet("a", "b")
+    fleet.command()
+    fleet.healthy_ticks(3)
+    cancel = v.AdminCommanded(command_id="x", principal="ann", command="cancel_rollout", target="m")
+    fold(fleet.fleet, "r.r0", 1, cancel)  # its leader has died
+    out = on_leader_elected(fleet.fleet, v.LeaderElected("r1", "b2"))
+    assert [e.stage for e in out if type(e) is v.RolloutDecided] == ["cancelled"]
+    assert not [e for e in out if type(e) is v.EffectsDecided and e.effects]
 
 
 def test_a_worker_that_is_gone_is_left_out() -> None:
