@@ -110,7 +110,13 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ] = 5
     max_attempts: Annotated[int, option("Maximum number of attempts per request", ge=1, le=100)] = 8
     max_engine_errors: Annotated[
-        int, option("Maximum number of wrong answers of engines per request", ge=1, le=100)
+        int,
+        option(
+            "Maximum number of wrong answers of engines per request. Refusals by full workers count"
+            " until its stream has begun, thereafter as attempts",
+            ge=1,
+            le=100,
+        ),
     ] = 3
     max_deaths: Annotated[
         int,

@@ -94,7 +94,8 @@ class RetryBudget(Struct, kw_only=True):
                         400,
                         f"{len(workers)} idle workers failed on this request alike ({answer})",
                     )
-            if self.engine_errors >= limits.max_engine_errors:
+            begun_and_full = delivered and self.answers <= OVERLOADED  # full is soon over: pause
+            if self.engine_errors >= limits.max_engine_errors and not begun_and_full:
                 return self._errors()
         if kind in DEATHS and self._died(delivered) >= limits.max_deaths:
             return 502, f"{self.deaths} workers died on this request, one after another"

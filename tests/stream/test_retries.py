@@ -38,6 +38,18 @@ def test_workers_that_die_long_after_one_another_do_not_end_a_stream() -> None:
     assert budget.failed(TransportKind.ENGINE_DEAD, 0, delivered, LIMITS)[0] == 502
 
 
+def test_full_workers_end_a_request_but_not_a_stream_that_has_begun() -> None:
+    """It would be lost for what is over within seconds: it pauses, up to its number of attempts."""
+    fresh, begun_one, wrong = RetryBudget(), RetryBudget(), RetryBudget()
+    for n in range(1, LIMITS.max_attempts):
+        refused = fresh.failed(TransportKind.ENGINE_ERROR, 429, 0, LIMITS)
+        assert (refused[0] == 429) == (n >= LIMITS.max_engine_errors)
+        assert begun_one.failed(TransportKind.ENGINE_ERROR, 429, 9, LIMITS) == (0, "")
+    for status in (429, 500, 429):
+        failed = wrong.failed(TransportKind.ENGINE_ERROR, status, 9, LIMITS)
+    assert failed[0] == 502
+
+
 @pytest.mark.parametrize(
     "kind", [TransportKind.STALL, TransportKind.RESET, TransportKind.ENGINE_ERROR]
 )

@@ -45,6 +45,13 @@ def test_i1_finds_an_end_by_another_gateway() -> None:
     assert "ended by r.r1" in about(i1_one_terminal_event.check(story.groups, []))
 
 
+def test_i1_lets_a_stream_be_gone_that_met_full_workers_in_its_client_s_absence() -> None:
+    story = short()
+    story.tell("r.r0", msgspec.structs.replace(ended(outcome="rejected"), status=429))
+    client = ClientRecord(request="q1", status=200, outcome="gone", token_count=3)
+    assert i1_one_terminal_event.check(story.groups, [client]) == []
+
+
 def test_i1_lets_a_gateway_that_came_back_have_the_last_word() -> None:
     story = short()
     story.tell("fleet", ended(outcome="failed"))

@@ -211,6 +211,8 @@ def _gone(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
     """It was away for too long, or the log did not answer: it never had all of its answer."""
     if end.outcome == RequestOutcome.COMPLETED:
         return ["its client was told that its stream is gone, the log says completed"]
+    if end.outcome == RequestOutcome.REJECTED:
+        return []  # it was absent when every worker was full
     return _cancelled(client, end, True)
 
 
