@@ -18,8 +18,8 @@ Kind = Literal["sim", "live"]
 class FiredFault(Struct, frozen=True, kw_only=True):
     """A fault that struck. `name` is that of the schedule's `PlannedFault`; `target` is the process
     that it struck, with roles resolved. Times are in ns from the start of the run; `until_ns`
-    None: the fault was over at once, or lasted to the end. `holder`: the worker whose state daemon it
-    killed too (simulated runs)."""
+    None: the fault was over at once, or lasted to the end. Of simulated runs alone: `holder`, the worker
+    whose state daemon it killed too; `incarnations`, by worker, the engines whose weights it changed."""
 
     name: str
     what: str
@@ -28,6 +28,7 @@ class FiredFault(Struct, frozen=True, kw_only=True):
     until_ns: int | None = None
     detail: str = ""
     holder: str = ""
+    incarnations: dict[str, int] = {}
 
 
 class History(Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from relume.chaos.scenario.language import Disorder
 from relume.chaos.scenario.schedule import PlannedFault
 from relume.chaos.sim.gateway.request_body import may_keep
 from relume.chaos.validators import CHECKS, RecordedFacts, former_log, untracked, violations
+from relume.chaos.validators.corrupt_engines import CorruptSince
 from relume.chaos.validators.records import THE_RUN, Log, Violation, events_of
 from relume.chaos.validators.service_limits import limits_of
 from relume.chaos.validators.strikes import DEATHS_OF_REPLICAS, WRONG_WEIGHTS, Slowed, Strike
@@ -159,7 +160,10 @@ def _known(run: Outcome, log: Log) -> RecordedFacts:
         shared=_shared(run),
         landed=run.landed,
         commands=run.commands,
-        corrupt=[(name, strike.since_ms) for name, strike in _struck(strikes, WRONG_WEIGHTS)],
+        corrupt=[
+            CorruptSince(name, strike.since_ms, strike.incarnations.get(name, 0))
+            for name, strike in _struck(strikes, WRONG_WEIGHTS)
+        ],
         unkept=_unkept(run),
         truth=run.truth,
         began_ms=run.began_ms,

@@ -31,7 +31,7 @@ def _strike(run: Outcome, fired: FiredFault) -> Strike:
     since_ms, until_ms = span_ms(run, fired, lasts)
     return Strike(
         what=fired.what, targets=names, since_ms=since_ms, until_ms=until_ms,
-        stops_log=stops_log(run, fired),
+        stops_log=stops_log(run, fired), incarnations=fired.incarnations,
     )  # fmt: skip
 
 

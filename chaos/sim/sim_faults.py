@@ -81,6 +81,7 @@ class Faults(LogFaults):
         self._traffic = True
         self._lasting: dict[str, tuple[int, PlannedFault, str, list[Undo]]] = {}
         self._holders: dict[str, str] = {}
+        self._flipped: dict[str, dict[str, int]] = {}
         """By fault, the worker whose state daemon it killed too."""
 
     def start(self) -> None:
@@ -178,6 +179,7 @@ class Faults(LogFaults):
                 at_ns=at_ns,
                 until_ns=until_ns,
                 holder=self._holders.get(planned.name, ""),
+                incarnations=self._flipped.get(planned.name, {}),
             )
         )
 
@@ -372,6 +374,7 @@ class Faults(LogFaults):
             raise CannotStrike(f"{target} has no engine whose weights are right")
         engine.process.context.run(engine.flush_all)  # what it has made is right
         engine.flipped = True
+        self._flipped.setdefault(planned.name, {})[target] = engine.incarnation
 
     def _weights_flipped_unseen(self, planned: PlannedFault, target: str) -> None:
         self._weights_flipped(planned, target)

@@ -12,6 +12,7 @@ from functools import partial
 
 from msgspec import Struct
 
+from relume.chaos.validators.corrupt_engines import CorruptSince
 from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.promises.decisions import (
     i18_sound_dispatch,
@@ -118,7 +119,7 @@ class RecordedFacts(Struct, frozen=True, kw_only=True):
     shared: Mapping[str, int] = {}
     landed: Sequence[LandedSegment] = ()
     commands: Sequence[tuple[str, str]] = ()
-    corrupt: Sequence[tuple[str, int]] = ()
+    corrupt: Sequence[CorruptSince] = ()
     unkept: Collection[str] = ()
     truth: GroundTruth | None = None
     began_ms: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from typing import NamedTuple
 
 from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.records import (
@@ -31,11 +32,18 @@ NEVER = 1 << 62
 _NS_PER_MS = 1_000_000
 
 
-def verdicts(
-    groups: Sequence[RevisionGroup], corrupt: Sequence[tuple[str, int]]
-) -> dict[Engine, int]:
+class CorruptSince(NamedTuple):
+    """A worker whose engine began to compute wrong results at `since_ms` (wall). `incarnation` 0: which
+    one is not known."""
+
+    worker: str
+    since_ms: int
+    incarnation: int = 0
+
+
+def verdicts(groups: Sequence[RevisionGroup], corrupt: Sequence[CorruptSince]) -> dict[Engine, int]:
     """The revision at which each corrupt engine was quarantined; NEVER: it was not. `corrupt`:
-    workers, and when (wall ms) their engines became so: an engine that served then, perhaps before
+    where its incarnation is not known, an engine that served then, perhaps before
     its late agent wrote that it was ready. So its start counts, by the time in the log and by the
     corrected one: after a time without etcd, either may be wrong. Of engines whose starts landed together
     after such a time, the one counts that was quarantined."""
@@ -48,7 +56,10 @@ def verdicts(
         if type(event) is v.HealthDecided and event.state == HealthState.QUARANTINED:
             if event.failure == FailureClass.CORRUPTION:
                 quarantined.setdefault((event.worker, event.incarnation), at.revision)
-    for starts, (worker, since_ms) in product(_starts(groups), corrupt):
+    known = [(one.worker, one.incarnation) for one in corrupt if one.incarnation]
+    found.update((engine, quarantined.get(engine, NEVER)) for engine in known)
+    guessed = [(one.worker, one.since_ms) for one in corrupt if not one.incarnation]
+    for starts, (worker, since_ms) in product(_starts(groups), guessed):
         of_worker = [(engine, span) for engine, span in starts if engine[0] == worker]
         late = (e for e, (before, at_ms) in of_worker if before <= since_ms < at_ms)
         convicted = [engine for engine in late if engine in quarantined]
@@ -116,7 +127,7 @@ def _served(course: Course, engines: Mapping[Engine, int]) -> dict[Engine, Entry
 
 def unwritten(
     groups: Sequence[RevisionGroup],
-    corrupt: Sequence[tuple[str, int]],
+    corrupt: Sequence[CorruptSince],
     truth: GroundTruth | None,
     began_ms: int = 0,
 ) -> dict[str, dict[str, Engine]]:
@@ -141,7 +152,7 @@ def unwritten(
         engine = sent.worker, sent.incarnation
         if engine not in engines or decisions.of(sent.dispatch) is None:
             continue
-        since_ms = min(at_ms for worker, at_ms in corrupt if worker == sent.worker)
+        since_ms = min(one.since_ms for one in corrupt if one.worker == sent.worker)
         if wall_ms(truth.ended.get(name, NEVER)) < since_ms:
             continue
         for client in _clients(truth, name):

@@ -20,13 +20,15 @@ DEATHS_OF_REPLICAS = frozenset(("gateway-kill", "replica-spool-torn", "replica-s
 class Strike(Struct, frozen=True, kw_only=True):
     """One fault that struck. `targets`: workers, replicas, or `THE_LOG`. Wall times as in
     `Segment.at_ms`; a fault that is over at once has one time, and its damage lasts. `stops_log`: it left etcd
-    without a majority, or without space."""
+    without a majority, or without space. `incarnations`: by worker, the engines whose weights it
+    changed, where that is known."""
 
     what: str
     targets: frozenset[str]
     since_ms: int
     until_ms: int
     stops_log: bool = False
+    incarnations: dict[str, int] = {}
 
     def is_on(self, since_ms: int, until_ms: int) -> bool:
         """Whether it lasted at any moment of that time."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from relume.chaos.validators.corrupt_engines import NEVER, verdicts
+from relume.chaos.validators.corrupt_engines import NEVER, CorruptSince, verdicts
 from relume.chaos.validators.ground_truth import ClientCall, GroundTruth, QueuedReport
 from relume.chaos.validators.promises.requests import i2_identical_stream
 from relume.chaos.validators.promises.workers import i14_no_bad_block
@@ -25,7 +25,7 @@ from tests.policies.story import (
     started,
 )
 
-FLIPPED = [("w0", 1 << 60)]
+FLIPPED = [CorruptSince("w0", 1 << 60)]
 """It becomes corrupt after everything that the log says of its start."""
 
 RIGHT, WRONG = [1, 2, 3], [1, 9, 9]
@@ -146,7 +146,7 @@ def test_whose_wrong_tokens_they_are_is_unknown_where_another_one_is_wrong_witho
     log.sent_on("replay", verdict)
     log.tell("r.r0", ended("q"))
     assert "completed with wrong tokens of w0 after the verdict on it" in log.found(WRONG)
-    both = [*FLIPPED, ("w1", 0)]
+    both = [*FLIPPED, CorruptSince("w1", 0)]
     assert i14_no_bad_block.check(log.groups, clients_with(WRONG, "completed"), corrupt=both) == []
 
 
@@ -253,14 +253,14 @@ def test_i2_leaves_answers_of_a_corrupt_worker_to_i14() -> None:
     clients = clients_with(WRONG, "completed")
     assert i2_identical_stream.check(log.groups, clients, FLIPPED) == []
     assert i2_identical_stream.check(log.groups, clients) != []
-    assert i2_identical_stream.check(log.groups, clients, [("w1", 1 << 60)]) != []
+    assert i2_identical_stream.check(log.groups, clients, [CorruptSince("w1", 1 << 60)]) != []
 
 
 class Unwritten(WrongWorker):
     """w0 serves q2 of client c2 wrongly too. r0 began anew before it wrote of that; its engine's report
     is in the log, and the leader ended the request. The verdict came at 5000 ms."""
 
-    CORRUPT: ClassVar = [("w0", 1000)]
+    CORRUPT: ClassVar = [CorruptSince("w0", 1000)]
     CLIENTS: ClassVar = [
         ClientRecord(request="before", tokens=RIGHT, content_id="a", undisturbed=True),
         ClientRecord(request="c2", tokens=WRONG, content_id="a"),
@@ -335,7 +335,7 @@ def test_an_engine_is_corrupt_though_its_late_agent_wrote_afterwards_that_it_was
     story.tell("w.w0", ready("w0", 2))
     story.at_ms = 3000
     story.tell("w.w0", died("w0", 2), started("w0", 3), ready("w0", 3))
-    assert verdicts(story.groups, [("w0", 1400)]) == {("w0", 2): NEVER}
+    assert verdicts(story.groups, [CorruptSince("w0", 1400)]) == {("w0", 2): NEVER}
 
 
 def test_the_next_engine_is_not_the_corrupt_one_though_the_log_was_away_when_it_started() -> None:
@@ -348,5 +348,5 @@ def test_the_next_engine_is_not_the_corrupt_one_though_the_log_was_away_when_it_
     story.tell("w.w0", died(), started("w0", 2))
     story.at_ms = 1000
     story.tell("r.r0", arrived())
-    engines = verdicts(Log(story.groups), [("w0", 1400)])
+    engines = verdicts(Log(story.groups), [CorruptSince("w0", 1400)])
     assert ("w0", 1) in engines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relume.chaos.validators.corrupt_engines import NEVER, verdicts
+from relume.chaos.validators.corrupt_engines import NEVER, CorruptSince, verdicts
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import FailureClass, HealthState
 from tests.policies.story import Story, died, ready, started
@@ -20,14 +20,16 @@ def restarted() -> Story:
 
 
 def test_a_fault_damages_the_engine_of_its_time() -> None:
-    assert verdicts(restarted().groups, [("w0", 1000)]) == {("w0", 1): NEVER}
-    assert verdicts(restarted().groups, [("w0", 3000)]) == {("w0", 2): NEVER}
+    assert verdicts(restarted().groups, [CorruptSince("w0", 1000)]) == {("w0", 1): NEVER}
+    assert verdicts(restarted().groups, [CorruptSince("w0", 3000)]) == {("w0", 2): NEVER}
 
 
 def test_a_second_fault_leaves_what_the_first_damaged() -> None:
     """I2 and I14 of composed 9171 took the first engine as sound, since the second was damaged too."""
     both = {("w0", 1): NEVER, ("w0", 2): NEVER}
-    assert verdicts(restarted().groups, [("w0", 1000), ("w0", 3000)]) == both
+    assert (
+        verdicts(restarted().groups, [CorruptSince("w0", 1000), CorruptSince("w0", 3000)]) == both
+    )
 
 
 @pytest.mark.parametrize("convicted", [0, 2, 3])
@@ -47,4 +49,13 @@ def test_of_engines_whose_starts_landed_late_the_quarantined_one_was_damaged(
         told.tell("fleet", decided)
     engine = ("w0", convicted or 1)
     expected = told.revision if convicted else NEVER
-    assert verdicts(told.groups, [("w0", 5000)]) == {engine: expected}
+    assert verdicts(told.groups, [CorruptSince("w0", 5000)]) == {engine: expected}
+
+
+def test_an_engine_that_is_known_to_be_damaged_needs_no_guess() -> None:
+    """Composed 182265: etcd was away while two engines could not load; no one found the third."""
+    told = Story()
+    told.worker()
+    told.at_ms = 9000
+    told.tell("w.w0", died(), started(incarnation=2), died("w0", 2), started(incarnation=3))
+    assert verdicts(told.groups, [CorruptSince("w0", 5000, 3)]) == {("w0", 3): NEVER}

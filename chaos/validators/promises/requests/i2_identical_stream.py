@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relume.chaos.validators.corrupt_engines import served, unwritten, verdicts
+from relume.chaos.validators.corrupt_engines import CorruptSince, served, unwritten, verdicts
 from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.records import THE_RUN, ClientRecord, Violation, courses, of_clients
 from relume.events.log.interface import RevisionGroup
@@ -25,7 +25,7 @@ PROMISE = "I2"
 def check(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
-    corrupt: Sequence[tuple[str, int]] = (),
+    corrupt: Sequence[CorruptSince] = (),
     truth: GroundTruth | None = None,
     began_ms: int = 0,
 ) -> list[Violation]:

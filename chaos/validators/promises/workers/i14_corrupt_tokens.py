@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from relume.chaos.validators.convictions import conviction
-from relume.chaos.validators.corrupt_engines import NEVER, Engine, unwritten, verdicts
+from relume.chaos.validators.corrupt_engines import NEVER, CorruptSince, Engine, unwritten, verdicts
 from relume.chaos.validators.corrupt_engines import served as served_by
 from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.records import (
@@ -42,7 +42,7 @@ PROMISE = "I14"
 def check(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
-    corrupt: Sequence[tuple[str, int]],
+    corrupt: Sequence[CorruptSince],
     truth: GroundTruth | None = None,
     began_ms: int = 0,
 ) -> Iterator[Violation]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from relume.chaos.validators.corrupt_engines import CorruptSince
 from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.promises.requests import i2_identical_stream
 from relume.chaos.validators.promises.workers import (
@@ -46,7 +47,7 @@ def check(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
     shared: Mapping[str, int] | None = None,
-    corrupt: Sequence[tuple[str, int]] = (),
+    corrupt: Sequence[CorruptSince] = (),
     truth: GroundTruth | None = None,
     began_ms: int = 0,
     strikes: Sequence[Strike] = (),
@@ -130,7 +131,7 @@ def _answers(
     groups: Sequence[RevisionGroup],
     clients: Sequence[ClientRecord],
     restored: set[str],
-    corrupt: Sequence[tuple[str, int]],
+    corrupt: Sequence[CorruptSince],
 ) -> list[Violation]:
     compared = [
         client
