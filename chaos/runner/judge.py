@@ -28,6 +28,7 @@ from relume.chaos.validators.records import THE_RUN, Log, Violation, events_of
 from relume.chaos.validators.service_limits import limits_of
 from relume.chaos.validators.strikes import DEATHS_OF_REPLICAS, WRONG_WEIGHTS, Slowed, Strike
 from relume.events import vocabulary as v
+from relume.events.etcd.config import EtcdConfig
 from relume.events.vocabulary.enums import EffectKind, HealthState
 
 Result = Literal["passed", "failed", "inconclusive"]
@@ -210,11 +211,17 @@ def _cut_workers(run: Outcome) -> Iterator[tuple[str, int, int]]:
 
 
 def _blind_replicas(run: Outcome) -> Iterator[tuple[str, int, int]]:
-    """Streams of replicas that could not read the log, from when to when (wall ms)."""
+    """Streams of replicas that could not read the log, from when to when (wall ms). Events still reach
+    one whose calls are lost, until the log is silent and it compares its watch with a read."""
+    silences = [(since - EtcdConfig().silence_ms, until) for since, until in _outages(run)]
     for fired in run.fired:
-        if fired.what in _BLINDS_REPLICAS:
-            for name in fired.target.split(","):
-                yield f"r.{name}", *span_ms(run, fired)
+        since_ms, until_ms = span_ms(run, fired)
+        is_blind = fired.what in _CUTS_OF_REPLICAS and (
+            fired.what != _CALLS_LOST
+            or any(since <= until_ms and since_ms <= until for since, until in silences)
+        )
+        if is_blind:
+            yield from ((f"r.{name}", since_ms, until_ms) for name in fired.target.split(","))
 
 
 def _outages(run: Outcome) -> Iterator[tuple[int, int]]:
@@ -258,8 +265,8 @@ def _struck(strikes: Iterable[Strike], what: Collection[str]) -> Iterator[tuple[
 _DEATHS_OF_AGENTS = ("agent-kill", "agent-spool-torn", "agent-spool-corrupt")
 _OF_AGENTS = (*_DEATHS_OF_AGENTS, "agent-stop", "cpu-limit", "segment-damaged")
 _OF_LINKS = ("cut", "cut-one-way", "link-slow")
-_BLINDS_REPLICAS = ("replica-cut", "replica-answers-lost")
-_CUTS_OF_REPLICAS = (*_BLINDS_REPLICAS, "replica-calls-lost")
+_CALLS_LOST = "replica-calls-lost"
+_CUTS_OF_REPLICAS = ("replica-cut", "replica-answers-lost", _CALLS_LOST)
 _OF_REPLICAS = ("leader-stop", *DEATHS_OF_REPLICAS, *_CUTS_OF_REPLICAS)
 _LASTING = frozenset((*_OF_AGENTS, *_OF_LINKS, "leader-stop", *_CUTS_OF_REPLICAS)).difference(
     _DEATHS_OF_AGENTS
@@ -397,7 +404,12 @@ _DEATHS_OF_ENGINES = ("engine-kill", *_DEATHS_OF_AGENTS)
 
 
 def _deaths(run: Outcome) -> Iterator[tuple[int, str]]:
-    """When (ns) a fault killed the engine of which worker."""
+    """When (ns) the engine of which worker died: by the faults, and in simulated runs of other causes,
+    such as the death of its state daemon."""
+    for name, changes in (run.truth.serving if run.truth is not None else {}).items():
+        pairs = itertools.pairwise(changes)
+        ended = (at_ns for (_, served), (at_ns, serves) in pairs if served and not serves)
+        yield from ((at_ns - run.truth.began_ns, name) for at_ns in ended)
     for fired in run.fired:
         targets = fired.target.split(",")
         for name, domain in run.schedule.workers.items():

@@ -17,6 +17,7 @@ from relume.chaos.scenario.catalogue import FIGURES
 from relume.chaos.scenario.language import Bound, Disorder, Fault, When
 from relume.chaos.scenario.schedule import PlannedFault, expand
 from relume.chaos.validators import CHECKS
+from relume.chaos.validators.ground_truth import GroundTruth
 from relume.chaos.validators.records import Log, events_of
 from relume.controlplane.cli.relume_command import main as relume
 from relume.events import vocabulary as v
@@ -173,16 +174,41 @@ def test_workers_that_are_cut_from_gateways_are_known(good: Outcome) -> None:
     assert _known(run, Log([])).slowed.cut == (("w0", 1100, 2100), ("w1", 1100, 2100))
 
 
-def test_replicas_that_could_not_read_the_log_are_known(good: Outcome) -> None:
-    """Events reach a replica whose calls are lost."""
+@pytest.mark.parametrize(("outage_s", "is_blind"), [(0, False), (1, True)])
+def test_replicas_that_could_not_read_the_log_are_known(
+    good: Outcome, outage_s: int, is_blind: bool
+) -> None:
+    """Events reach a replica whose calls are lost, until it compares a silent watch with a read
+    (composed 182226)."""
+    second = 10**9
     fired = [
+        FiredFault(name="e", what="etcd-quota", target="e0", at_ns=0, until_ns=outage_s * second)
+    ] * outage_s  # fmt: skip
+    fired += [
         FiredFault(name=what, what=what, target=name, at_ns=10**9, until_ns=2 * 10**9)
         for what, name in (
             ("replica-cut", "r0"), ("replica-answers-lost", "r1"), ("replica-calls-lost", "r2"),
         )
     ]  # fmt: skip
     run = replace(good, fired=tuple(fired), began_ms=100)
-    assert _known(run, Log([])).slowed.blind == (("r.r0", 1100, 2100), ("r.r1", 1100, 2100))
+    names = ("r.r0", "r.r1", "r.r2")[: 2 + is_blind]
+    assert _known(run, Log([])).slowed.blind == tuple((name, 1100, 2100) for name in names)
+
+
+def test_the_death_of_an_engine_by_another_cause_than_a_fault_is_known(good: Outcome) -> None:
+    """Composed 182326: an agent restarted the engine of a state daemon that was killed, and etcd was
+    away for 9 s."""
+    second, names = 10**9, sorted(good.schedule.workers)
+    stopped = FiredFault(
+        name="e", what="etcd-stop", target="e0", at_ns=2 * second, until_ns=11 * second
+    )
+    run = replace(
+        good, schedule=replace(good.schedule, etcd=("e0",)), fired=(stopped,), ended_ns=60 * second
+    )
+    for died_s, unserved_ms in ((8, 9000), (20, 0)):
+        truth = GroundTruth(began_ns=7 * second)
+        truth.serving = {name: [(0, True), (died_s * second, False)] for name in names}
+        assert _known(replace(run, truth=truth), Log([])).unserved_ms == unserved_ms
 
 
 @pytest.mark.parametrize(

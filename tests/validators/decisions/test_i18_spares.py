@@ -76,6 +76,34 @@ def test_a_promotion_that_does_not_come_is_named(fleet: SparedFleet, cause: str)
     assert "['w0'] are still spares a tick after at most 0 might be" in found(fleet)
 
 
+@pytest.mark.parametrize("returned", [True, False])
+def test_a_spare_may_be_decided_between_two_ticks_with_a_drained_worker(
+    fleet: SparedFleet, returned: bool
+) -> None:
+    """Composed 182686: an operator drained one worker after another for half a second each."""
+
+    def command(number: int, what: str, target: str) -> None:
+        asked = v.AdminCommanded(
+            command_id=f"c{number}", principal="ops", command=what, target=target
+        )
+        fleet.tell("r.r0", asked)
+
+    command(0, "drain", "w2")
+    fleet.healthy_ticks(3)
+    assert fleet.spares() == ()
+    fleet.silent = True
+    if returned:
+        command(1, "undrain", "w2")
+    last = fleet.decisions[-1]
+    fleet.tell(
+        "fleet",
+        replace(last, spares=("w0",), was=(), failed=0, due=1, short_ticks=3, since=last.since + 3),
+    )
+    command(2, "drain", "w1")
+    fleet.healthy_ticks(1)
+    assert ("are still spares" in found(fleet)) is not returned
+
+
 def test_a_new_leader_has_its_first_tick_to_promote(fleet: SparedFleet) -> None:
     fleet.silent = True
     fleet.dies("w2")

@@ -8,7 +8,8 @@ By the log, with arithmetic of its own:
 
 - each `SparesDecided` follows the one before, and from its figures; a worker becomes a spare after the
   time that the settings in force give;
-- at each tick no more spares are in force than the facts of the tick before, or of this one, allow:
+- at each tick no more spares are in force than the facts of the tick before, of a decision since, or of
+  this one, allow:
   the share of the workers, less one for each that was not open. The leader answers a tick before it
   writes the next one, a second later, so a spare is promoted within a second.
 
@@ -83,6 +84,9 @@ class _Spares:
         if why := self._wrong_figures(event, before):
             self.found.append((event.model, f"spares {list(event.spares)}: {why}", at.revision))
         self._decided[event.model] = event
+        if event.model in self._allowed:
+            most = self._most(event.model, at.revision)
+            self._allowed[event.model] = max(self._allowed[event.model], most)
 
     def _wrong_figures(self, event: v.SparesDecided, before: v.SparesDecided | None) -> str:
         was = before.spares if before is not None else ()
