@@ -106,8 +106,17 @@ async def begins_anew(operator: Operator) -> None:
     assert operator.run(replay, LOG_ID=former).returncode == 0
 
 
-async def test_a_backup_is_taken_and_restored_as_the_page_says(operator: Operator) -> None:
+@pytest.mark.parametrize("bump", [False, True], ids=["", "with more revisions"])
+async def test_a_backup_is_taken_and_restored_as_the_page_says(
+    operator: Operator, bump: bool
+) -> None:
     (save,), (restore,) = commands("Back up"), commands("Restore")
+    if bump:
+        option = re.search(r"`(--bump-revision \d+ --mark-compacted)`", PAGE.read_text())
+        assert option is not None, "the page names it"
+        if "--bump-revision" not in operator.run("etcdctl snapshot restore --help").stdout:
+            pytest.skip("this etcdctl has no --bump-revision")
+        restore = restore.replace('restore "$BACKUP"', f'restore "$BACKUP" {option[1]}')
     await operator.traffic(1)
     one = save.replace("$ENDPOINT", operator.etcd.endpoints[0])  # etcdctl saves from one member
     done = await asyncio.to_thread(operator.run, one)
