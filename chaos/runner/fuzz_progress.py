@@ -159,7 +159,7 @@ def summary_lines(
     if waiting:
         yield f"not yet applicable: {', '.join(waiting)}"
     if whole["failed"]:
-        yield f"failures are stored in {out}: relume-chaos report FOLDER --html FILE"
+        yield f"failures are stored in {out}: relume-chaos report FOLDER --ui"
     rate = whole["runs"] / took_s if took_s else 0.0
     yield (
         f"{whole['runs']} runs in {took_s:.1f} s ({rate:.1f}/s): {whole['passed']} passed, "

@@ -39,13 +39,15 @@ class Slowed(Struct, frozen=True, kw_only=True):
     """What faults slowed down. `workers`: name, from when to when (wall ms), by which factor;
     `link_ms`: the most that a fault delayed messages to and from engines by; `cut`: workers that were
     cut from the gateways, from when to when (wall ms); `blind`: streams of replicas that nothing of
-    etcd reached, the same; `outages`: when nothing could be written into the log (wall ms)."""
+    etcd reached, the same; `outages`: when nothing could be written into the log (wall ms); `lives`: of
+    simulated runs, from when to when (wall ms) each engine served."""
 
     workers: Sequence[tuple[str, int, int, float]] = ()
     link_ms: int = 0
     cut: Sequence[tuple[str, int, int]] = ()
     blind: Sequence[tuple[str, int, int]] = ()
     outages: Sequence[tuple[int, int]] = ()
+    lives: Sequence[tuple[int, int]] = ()
 
 
 NOT_SLOWED = Slowed()

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from relume.chaos.outcome import FiredFault, Outcome
 from relume.chaos.runner import artifacts, run_statistics
-from relume.chaos.runner.judge import Verdict, _known, judge
+from relume.chaos.runner.judge import Verdict, judge
 from relume.chaos.runner.report import verdict_text
+from relume.chaos.runner.run_facts import facts_of
 from relume.chaos.scenario.catalogue import FIGURES
 from relume.chaos.scenario.language import Bound, Disorder, Fault, When
 from relume.chaos.scenario.schedule import PlannedFault, expand
@@ -120,7 +121,7 @@ def test_a_dead_worker_that_is_cut_from_etcd_cannot_return(
     schedule = replace(good.schedule, faults=(*good.schedule.faults, cut))
     fired = (stopped, away, *((killed,) if died else ()))
     run = replace(good, schedule=schedule, fired=fired, ended_ns=60 * 10**9)
-    assert _known(run, Log([])).unserved_ms == unserved_ms
+    assert facts_of(run, Log([])).unserved_ms == unserved_ms
 
 
 @pytest.mark.parametrize(("back_s", "unserved_ms"), [(0.5, 9000), (6.0, 4000)])
@@ -139,17 +140,17 @@ def test_an_engine_cannot_load_between_two_outages_of_the_log(
     )
     schedule = replace(good.schedule, etcd=("e0",))
     run = replace(good, schedule=schedule, fired=(*outages, killed), ended_ns=60 * second)
-    assert _known(run, Log([])).unserved_ms == unserved_ms
+    assert facts_of(run, Log([])).unserved_ms == unserved_ms
 
 
-def test_slow_links_to_gateways_that_struck_are_known(good: Outcome) -> None:
+def test_slow_links_to_gateways_that_struck_arefacts_of(good: Outcome) -> None:
     slow = [
         PlannedFault(name=name, what="link-slow", target="w0", at_ns=0, peer=peer, amount=amount)
         for name, peer, amount in (("a", "gateway", 300.0), ("b", "etcd", 900.0), ("c", "gateway", 500.0))
     ]  # fmt: skip
     fired = [FiredFault(name=name, what="link-slow", target="w0", at_ns=1) for name in "ab"]
     run = replace(good, schedule=replace(good.schedule, faults=tuple(slow)), fired=tuple(fired))
-    assert _known(run, Log([])).slowed.link_ms == 300
+    assert facts_of(run, Log([])).slowed.link_ms == 300
 
 
 def test_it_is_known_how_late_reports_of_engines_come(good: Outcome) -> None:
@@ -157,10 +158,10 @@ def test_it_is_known_how_late_reports_of_engines_come(good: Outcome) -> None:
     fleet = replace(good.scenario.fleet, disorder=disorder)
     run = replace(good, scenario=replace(good.scenario, fleet=fleet))
     expected = {"w0": 3000, "w1": 3400, "w2": 3000, "w3": 3000}
-    assert _known(run, Log([])).report_ms == expected
+    assert facts_of(run, Log([])).report_ms == expected
 
 
-def test_workers_that_are_cut_from_gateways_are_known(good: Outcome) -> None:
+def test_workers_that_are_cut_from_gateways_arefacts_of(good: Outcome) -> None:
     planned = [
         PlannedFault(name=name, what="cut-one-way", target="w0,w1", at_ns=0, peer=peer)
         for name, peer in (("a", "gateway"), ("b", "etcd"))
@@ -171,11 +172,11 @@ def test_workers_that_are_cut_from_gateways_are_known(good: Outcome) -> None:
     ]
     schedule = replace(good.schedule, faults=tuple(planned))
     run = replace(good, schedule=schedule, fired=tuple(fired), began_ms=100)
-    assert _known(run, Log([])).slowed.cut == (("w0", 1100, 2100), ("w1", 1100, 2100))
+    assert facts_of(run, Log([])).slowed.cut == (("w0", 1100, 2100), ("w1", 1100, 2100))
 
 
 @pytest.mark.parametrize(("outage_s", "is_blind"), [(0, False), (1, True)])
-def test_replicas_that_could_not_read_the_log_are_known(
+def test_replicas_that_could_not_read_the_log_arefacts_of(
     good: Outcome, outage_s: int, is_blind: bool
 ) -> None:
     """Events reach a replica whose calls are lost, until it compares a silent watch with a read
@@ -192,10 +193,44 @@ def test_replicas_that_could_not_read_the_log_are_known(
     ]  # fmt: skip
     run = replace(good, fired=tuple(fired), began_ms=100)
     names = ("r.r0", "r.r1", "r.r2")[: 2 + is_blind]
-    assert _known(run, Log([])).slowed.blind == tuple((name, 1100, 2100) for name in names)
+    assert facts_of(run, Log([])).slowed.blind == tuple((name, 1100, 2100) for name in names)
 
 
-def test_the_death_of_an_engine_by_another_cause_than_a_fault_is_known(good: Outcome) -> None:
+@pytest.mark.parametrize(("starts", "unserved_ms"), [(2, 6000), (1, 0)])
+def test_nor_while_an_engine_fails_to_start_more_often_than_a_few_times(
+    good: Outcome, starts: int, unserved_ms: int
+) -> None:
+    """Composed 183644: of two workers the records of one could not be read, and two faults let four
+    starts of the other fail."""
+    second, (held, *others) = 10**9, sorted(good.schedule.workers)
+    planned = [
+        PlannedFault(name=name, what="reload-fails", target="all", at_ns=0, amount=starts)
+        for name in "ab"
+    ]
+    fired = [
+        FiredFault(name=name, what="reload-fails", target=",".join(others), at_ns=2 * second)
+        for name in "ab"
+    ]
+    fired += [FiredFault(name="u", what="record-unreadable", target=held, at_ns=4 * second)]
+    truth = GroundTruth(began_ns=second)
+    truth.serving = {name: [(0, True), (3 * second, False), (11 * second, True)] for name in others}
+    run = replace(
+        good, schedule=replace(good.schedule, faults=tuple(planned)), fired=tuple(fired),
+        ended_ns=60 * second, truth=truth,
+    )  # fmt: skip
+    assert facts_of(run, Log([])).unserved_ms == unserved_ms
+
+
+def test_engines_of_a_simulated_run_live_as_long_as_they_served(good: Outcome) -> None:
+    """Composed 183449: an agent that stood still wrote 14 s late that its engine had died."""
+    truth = GroundTruth(began_ns=10**9)
+    truth.serving = {"w0": [(10**9, True), (3 * 10**9, False), (4 * 10**9, True)]}
+    run = replace(good, truth=truth, began_ms=100)
+    first, last = facts_of(run, Log([])).slowed.lives
+    assert first == (100, 2100) and last[0] == 3100 and last[1] > 1 << 40
+
+
+def test_the_death_of_an_engine_by_another_cause_than_a_fault_isfacts_of(good: Outcome) -> None:
     """Composed 182326: an agent restarted the engine of a state daemon that was killed, and etcd was
     away for 9 s."""
     second, names = 10**9, sorted(good.schedule.workers)
@@ -208,24 +243,24 @@ def test_the_death_of_an_engine_by_another_cause_than_a_fault_is_known(good: Out
     for died_s, unserved_ms in ((8, 9000), (20, 0)):
         truth = GroundTruth(began_ns=7 * second)
         truth.serving = {name: [(0, True), (died_s * second, False)] for name in names}
-        assert _known(replace(run, truth=truth), Log([])).unserved_ms == unserved_ms
+        assert facts_of(replace(run, truth=truth), Log([])).unserved_ms == unserved_ms
 
 
 @pytest.mark.parametrize(
     ("what", "members", "outages"),
     [("etcd-kill", 1, ((1100, 2100),)), ("etcd-kill", 3, ()), ("disk-slow", 1, ())],
 )
-def test_outages_of_etcd_are_known(
+def test_outages_of_etcd_arefacts_of(
     good: Outcome, what: str, members: int, outages: tuple[tuple[int, int], ...]
 ) -> None:
     """Of three members, two remain; a slow disk only delays what is written."""
     fired = FiredFault(name="k", what=what, target="e0", at_ns=10**9, until_ns=2 * 10**9)
     schedule = replace(good.schedule, etcd=tuple(f"e{n}" for n in range(members)))
     run = replace(good, schedule=schedule, fired=(fired,), began_ms=100)
-    assert _known(run, Log([])).slowed.outages == outages
+    assert facts_of(run, Log([])).slowed.outages == outages
 
 
-def test_workers_that_faults_made_slow_are_known(good: Outcome) -> None:
+def test_workers_that_faults_made_slow_arefacts_of(good: Outcome) -> None:
     planned = [
         PlannedFault(name=name, what=what, target="w0,w1", at_ns=0, amount=amount)
         for name, what, amount in (("a", "worker-slow", 8.0), ("b", "cpu-limit", 0.25))
@@ -237,7 +272,7 @@ def test_workers_that_faults_made_slow_are_known(good: Outcome) -> None:
     )
     schedule = replace(good.schedule, faults=tuple(planned))
     run = replace(good, schedule=schedule, fired=fired, began_ms=100, ended_ns=9 * second)
-    assert _known(run, Log([])).slowed.workers == (
+    assert facts_of(run, Log([])).slowed.workers == (
         ("w0", 1100, 3100, 8.0), ("w0", 2100, 9100, 4.0), ("w1", 2100, 9100, 4.0),
     )  # fmt: skip
 
@@ -261,7 +296,7 @@ def test_nor_while_an_operator_has_drained_the_last_one(
         at_ns=500_000_000, until_ns=5_500_000_000,
     )  # fmt: skip
     run = replace(good, fired=(stopped,), ended_ns=60 * 10**9)
-    assert _known(run, Log(story.groups)).unserved_ms == unserved_ms
+    assert facts_of(run, Log(story.groups)).unserved_ms == unserved_ms
 
 
 @pytest.mark.parametrize(("opened_ms", "then", "unserved_ms"), [
@@ -295,7 +330,7 @@ def test_nor_while_the_log_cannot_close_the_breaker_of_the_last_one(
         name="f", what="etcd-quota", target="e0", at_ns=1_000_000_000, until_ns=4_000_000_000
     )
     run = replace(good, fired=(stopped, full), ended_ns=60 * 10**9)
-    assert _known(run, Log(story.groups)).unserved_ms == unserved_ms
+    assert facts_of(run, Log(story.groups)).unserved_ms == unserved_ms
 
 
 def test_validators_know_who_was_killed_and_what_prompts_share(good: Outcome) -> None:
@@ -305,7 +340,7 @@ def test_validators_know_who_was_killed_and_what_prompts_share(good: Outcome) ->
         schedule=replace(good.schedule, requests=(*requests, *good.schedule.requests[1:])),
         fired=(FiredFault(name="g", what="gateway-kill", target="r0", at_ns=2_000_000_000),),
     )
-    known = _known(run, Log(run.groups))
+    known = facts_of(run, Log(run.groups))
     assert known.killed == [("r.r0", good.began_ms + 2000)]
     named = {h.record.request for h in good.histories if h.request == requests[0].name}
     assert known.shared == dict.fromkeys(named, 64) and named

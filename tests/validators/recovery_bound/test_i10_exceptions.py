@@ -285,6 +285,28 @@ def test_i10_does_not_count_the_time_in_which_no_engine_can_become_known(
     assert len(found) == (0 if fine else 2)
 
 
+@pytest.mark.parametrize(("lives", "fine"), [((), False), (((0, 5000),) * 2, True)])
+def test_i10_knows_when_engines_died_whose_agents_wrote_it_late(
+    lives: tuple[tuple[int, int], ...], fine: bool
+) -> None:
+    """Composed 183449: an agent stood still while its engine was killed."""
+    story = short()
+    story.tell("w.w0", died())
+    dead = story.revision
+    story.tell("r.r0", observed())
+    story.tell("w.w1", died("w1"))
+    late = story.revision
+    story.tell("w.w0", started("w0", 2), ready("w0", 2))
+    story.tell("r.r0", decided(attempt=2, worker="w0"))
+    story.tell("w.w0", engine_step(queued(attempt=2), v.FirstToken("q1", 2), incarnation=2))
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, dead: 5000, late: 15_000, late + 2: 21_000})
+    client = ClientRecord(request="q1", status=200, token_count=3, gaps_ms=[16_000.0])
+    slowed = Slowed(blind=[("r.r0", 3000, 20_000)], lives=lives)
+    found = i10_recovery_bound.check(groups, [client], bound_ms=5000, slowed=slowed)
+    assert (found == []) is fine
+
+
 @pytest.mark.parametrize(
     ("dead", "gap_ms", "fine"),
     [

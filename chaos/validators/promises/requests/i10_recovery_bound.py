@@ -105,7 +105,7 @@ def check(
     silences, unheard = list(_silences(groups)), _unheard(groups, cut_off)
     full, waited = list(_full(groups)), _unseen(groups, slowed)
     spans = dict[str, list[tuple[int, int]]]()
-    engineless = _engineless(groups, slowed.blind) if slowed.blind else {}
+    engineless = _engineless(groups, slowed) if slowed.blind else {}
     by_name = courses(groups)
     for one in recoveries(groups):
         course = by_name[one.request]
@@ -293,11 +293,22 @@ def _full(groups: Sequence[RevisionGroup]) -> Iterator[tuple[int, int]]:
 
 
 def _engineless(
-    groups: Sequence[RevisionGroup], blind: Sequence[tuple[str, int, int]]
+    groups: Sequence[RevisionGroup], slowed: Slowed
 ) -> dict[str, list[tuple[int, int]]]:
     """By stream of a replica, the times in which it could not read the log, and each engine that was
-    ready before was dead: of the next ones only the log tells. A worker that was declared lost
-    may serve on."""
+    ready before was dead: of the next ones only the log tells."""
+    lives = slowed.lives or _lives(groups)
+    found: dict[str, list[tuple[int, int]]] = {}
+    for stream, since, until in slowed.blind:
+        dead_ms = max((died for began, died in lives if began < since), default=since)
+        if (dead_ms := max(dead_ms, since)) < until:
+            found.setdefault(stream, []).append((dead_ms, until))
+    return found
+
+
+def _lives(groups: Sequence[RevisionGroup]) -> list[tuple[int, int]]:
+    """From when to when each engine was ready, by the log. A worker that was declared lost may serve
+    on; an agent that stood still wrote late that its engine had died."""
     lives, ready = list[tuple[int, int]](), dict[str, int]()
     for at in events_of(groups):
         event = at.event
@@ -305,13 +316,7 @@ def _engineless(
             ready[event.worker] = at.at_ms
         elif type(event) in (v.EngineDied, v.EngineStarted) and event.worker in ready:
             lives.append((ready.pop(event.worker), at.at_ms))
-    lives += [(since_ms, 1 << 62) for since_ms in ready.values()]
-    found: dict[str, list[tuple[int, int]]] = {}
-    for stream, since, until in blind:
-        dead_ms = max((died for began, died in lives if began < since), default=since)
-        if (dead_ms := max(dead_ms, since)) < until:
-            found.setdefault(stream, []).append((dead_ms, until))
-    return found
+    return lives + [(since_ms, 1 << 62) for since_ms in ready.values()]
 
 
 def _patience(
