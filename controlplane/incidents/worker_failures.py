@@ -99,9 +99,10 @@ class WorkerFailures:
         confirmed: bool = True,
     ) -> Case | None:
         """The case that this evidence belongs to, opened if need be; None if it belongs to none,
-        because an operator ended the engine."""
+        because an operator ended the engine. Wrong answers that were found as it left count."""
         life = self._life(worker)
-        if incarnation <= life.planned and failure != FailureClass.HOST:
+        is_planned = incarnation <= life.planned
+        if is_planned and failure not in (FailureClass.HOST, FailureClass.CORRUPTION):
             return None
         case = self._book.of_engine(worker, incarnation) or self._before_ready(worker, incarnation)
         if case is None or not self._belongs(case, entry, incarnation, failure):
@@ -111,6 +112,10 @@ class WorkerFailures:
         case.confirmed = case.confirmed or confirmed
         case.last = max(case.last, incarnation)
         case.evidence_ms = entry.at_ms
+        if is_planned and failure == FailureClass.CORRUPTION:
+            case.dead = max(case.dead, incarnation)
+            if life.left:
+                case.close(-1)
         return case
 
     def _before_ready(self, worker: str, incarnation: int) -> Case | None:

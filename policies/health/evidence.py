@@ -42,7 +42,7 @@ from relume.policies.health import canary_evidence, cross_check_evidence, pace, 
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_settings import MOST_ERRORS
 from relume.policies.health.health_state import DroppedReports, WorkerHealth
-from relume.policies.health.judgement import FADE_WINDOWS, Review, is_slow_v1
+from relume.policies.health.judgement import FADE_WINDOWS, PENDING_VERSION, Review, is_slow_v1
 from relume.policies.health.worker_reviews import (
     all_know,
     decides,
@@ -350,12 +350,12 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
     canary_evidence.doubt_requests(fleet, event)
     prefix_caches.on_health_decided(fleet, event)
     worker = fleet.workers.get(event.worker)
-    if worker is None or worker.incarnation != event.incarnation:
+    if worker is None or not _holds(fleet, worker, event):
         return
+    state = event.state
     health = worker.health
     if isinstance(health, UnsetType):
         health = worker.health = WorkerHealth(incarnation=worker.incarnation)
-    state = event.state
     if state == HealthState.UNHEALTHY and event.failure == FailureClass.ERRORS:
         health.trips += 1
     if state != health.state or state == HealthState.UNHEALTHY:
@@ -381,6 +381,13 @@ def _on_decided(fleet: Fleet, stream: str, epoch: int, event: v.HealthDecided) -
         if all_know(fleet, 3):
             # A high one, which only requests correct, would keep every probe away.
             worker.overhead_us = 0
+
+
+def _holds(fleet: Fleet, worker: Worker, event: v.HealthDecided) -> bool:
+    """Whether the decision is about the present incarnation. A quarantine is about the next ones too."""
+    if event.state == HealthState.QUARANTINED and event.incarnation < worker.incarnation:
+        return all_know(fleet, PENDING_VERSION)
+    return event.incarnation == worker.incarnation
 
 
 def _on_withheld(fleet: Fleet, stream: str, epoch: int, event: v.VerdictsWithheld) -> None:

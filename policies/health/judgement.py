@@ -65,6 +65,8 @@ from relume.policies.weights import comparison
 
 VERSION = "version.health"
 """The setting by which replicas record that they decide health, how, and follow it."""
+PENDING_VERSION = 14
+"""Since when an engine that dies before its quarantine is in the log leaves it to the next one."""
 
 Decision = HealthDecided | VerdictsWithheld | CanaryValuesDecided | WeightsCompared
 """What the leader writes about health."""
@@ -130,6 +132,8 @@ class Review:
             version >= comparison.VERSION and in_force(fleet) >= WeightsCompared.tag_level
         )
         """Whether model files are compared, as since version 13."""
+        self.by_pending = version >= PENDING_VERSION
+        """Whether a quarantine counts from its decision on, as since version 14."""
         self.canary = canary_settings.config_of(LeaderSettings(fleet))
         self.checks = check_settings.config_of(LeaderSettings(fleet))
         self._alive = [r.name for r in fleet.replicas.values() if r.alive]
@@ -143,9 +147,11 @@ class Review:
         if health.state == HealthState.QUARANTINED and self.by_weights:
             self._compare_weights(worker, health)
         finding, failure, evidence = finding_of(self, worker, health)
-        state = LIFE[finding][health.state]
+        is_pending = self.by_pending and health.owed[0] == HealthState.QUARANTINED
+        state = LIFE[finding][HealthState.QUARANTINED if is_pending else health.state]
         if state == HealthState.QUARANTINED and finding != Finding.UNTRUSTED:
-            failure, evidence = health.failure, health.evidence  # nothing else ends it
+            failure = health.owed[1] if is_pending else health.failure
+            evidence = health.evidence  # nothing else ends it
         if state in EXCLUDED and self._withholds(worker, health):
             state = HealthState.SUSPECT
             evidence = f"withheld, too many workers fail at once: {evidence}"

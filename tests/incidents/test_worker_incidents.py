@@ -185,6 +185,24 @@ def test_a_quarantine_that_outlives_a_restart_is_one_incident() -> None:
     assert not log.one().open and log.one().capacity_back_ms == log.at_ms
 
 
+def test_wrong_results_that_are_found_as_the_worker_leaves_are_an_incident() -> None:
+    """Composed 184157: the log had at once that the answers of an engine were wrong, and that its agent
+    had stopped it and left."""
+    log = FailureLog()
+    log.stream("a")
+    log.ends("a")
+    verdict = v.HealthDecided(
+        worker="w0", incarnation=1, state="quarantined", failure="corruption", since=1,
+        evidence="its logits differ", good_tick=0,
+    )  # fmt: skip
+    log.after(1000).tell("w.w0", v.EngineDied("w0", 1, "stopped"))
+    log.tell("w.w0", v.WorkerDeregistered("w0", "agent stopped"))
+    log.tell("fleet", verdict)
+    assert log.one().failure == FailureClass.CORRUPTION and log.one().served == 1
+    assert not log.one().open and log.one().capacity_back_ms == -1
+    assert summary(log.one()).startswith("w0 computed wrong results (its logits differ)")
+
+
 def test_a_request_that_its_client_is_at_fault_for_is_no_incident() -> None:
     log = FailureLog()
     log.stream("a")

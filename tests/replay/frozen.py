@@ -187,6 +187,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "6961389f08e30f65749d7f2fdfda6718b410af243c4dc5d4f3ab7624e52b6526",
         (v.WeightsReadStarted, v.WeightsDigested, v.WeightsCompared, v.HealthDecided),
     ),
+    "quarantined-as-it-left": (
+        "8183ab7cf2660bc4b963a0493e7d89762cfdf6502a0973930db3ff4b8509cc3b",
+        (v.HealthDecided, v.CanaryValuesDecided, v.WorkerDeregistered),
+    ),
     "rollout-host-lost": (
         "7347a4cb98d1d41429df3b3d7099f45fd335d7be24ffa178db0c94cdf31f5656",
         (v.RolloutDecided, v.WorkerLost, v.StreamResumed),

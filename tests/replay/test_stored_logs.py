@@ -219,6 +219,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "who ends a quarantine": (answers, "is_witnessed", lenient, "damaged-weights"),
     "files that hold a worker": (comparison, "is_held", tolerant, "damaged-files"),
     "which files are right": (comparison, "_majority", nothing, "damaged-files"),
+    "quarantines on their way": (judgement, "PENDING_VERSION", 99, "quarantined-as-it-left"),
     "which idle worker is slow": (canary_pace, "SLOW_CANARIES", 2, "slow-canaries"),
     "hold of the only worker": (judgement, "open_without", lenient, "only-worker"),
     "what a check needs": ("crosscheck.check_budget", "MARGIN_PERCENT", 600, "saved-checks"),

@@ -61,6 +61,14 @@ def reports(
     fleet.tell(f"w.{worker}", event)
 
 
+def wrong_answer(canary: int) -> v.CanaryReported:
+    """Of the first engine of w1."""
+    return v.CanaryReported(
+        worker="w1", incarnation=1, canary=canary, prompts=1, tokens=(1, 2, 3),
+        logprobs=RIGHT[canary][1], took_us=20_000, alone=True, exact=True,
+    )  # fmt: skip
+
+
 def all_report(fleet: LedFleet, *workers: str, **more: Any) -> None:
     for canary in RIGHT:
         for worker in workers or fleet.fleet.workers:
@@ -243,6 +251,31 @@ def test_a_quarantine_outlives_a_restart_and_ends_with_right_answers() -> None:
     assert fleet.health("w1").failure == FailureClass.CORRUPTION
     all_report(fleet, "w1")
     assert fleet.state("w1") == HealthState.HEALTHY, "canaries are probes: no request is needed"
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+@pytest.mark.parametrize("version", [13, 14])
+@pytest.mark.parametrize("next_started", [False, True])
+def test_a_quarantine_outlives_an_engine_that_ends_before_it_is_in_the_log(
+    version: int, next_started: bool
+) -> None:
+    """Composed 184157: the log took nothing for 14 s. Then it had at once that the answers of an engine
+    were wrong, and that its agent had stopped it and left."""
+    fleet = LedFleet(workers=3, version=version)
+    all_report(fleet)
+    both = map(wrong_answer, RIGHT)
+    left = (died("w1"), v.WorkerDeregistered("w1", "agent stopped"))
+    back = (v.WorkerRegistered(worker="w1", domain="d1", agent_pid=8), started("w1", 2))
+    fleet.tell("w.w1", *both, *left, *(back if next_started else ()))
+    if not next_started:
+        fleet.tell("w.w1", *back)
+    fleet.tell("w.w1", ready("w1", 2))
+    fleet.ticks(3)
+    kept = version == 14
+    assert fleet.state("w1") == (HealthState.QUARANTINED if kept else HealthState.HEALTHY)
+    for _ in range(3):
+        all_report(fleet, "w1")
+    assert fleet.state("w1") == HealthState.HEALTHY, "as after any quarantine"
     assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
 
 

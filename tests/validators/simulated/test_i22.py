@@ -351,6 +351,35 @@ def returned(at_s: int, verdict: str = "sampled", is_tried: bool = True) -> Stor
     return log
 
 
+@pytest.mark.parametrize(
+    ("verdict", "after_ms", "lets_go", "fine"),
+    [
+        ("sampled", 16, True, True),
+        ("exact", 16, True, False),
+        ("sampled", 1500, True, False),
+        ("sampled", 16, False, False),
+    ],
+)
+def test_a_client_may_take_what_was_sampled_away_from_the_only_one_that_can_continue_it(
+    verdict: str, after_ms: int, lets_go: bool, fine: bool
+) -> None:
+    """Composed 184414: its worker had too little of the stream, and its replica was to continue it; 16 ms
+    later its client had lost that connection too, and came to another replica."""
+    log = Story()
+    log.worker()
+    log.replica()
+    log.replica("r1")
+    arrival = replace(arrived(), verdict=verdict, resumable="abc", grace_ticks=30, client_id="q1")
+    log.tell("r.r0", arrival, decided())
+    log.at_ms = 3000
+    back = v.ClientReturned(request="q1", claim="c", attempt=1, tokens=5, events=1)
+    log.tell("r.r0", back, *([observed(kind="detached")] if lets_go else []))
+    log.at_ms += after_ms
+    end = replace(ended(), outcome="failed", status=502)
+    log.tell("r.r1", replace(back, claim="d"), end)
+    assert (found(log, away(4)) == "") is fine
+
+
 def test_faults_count_at_the_time_of_the_attempts_however_late_the_log_has_them() -> None:
     """Composed 20163: etcd was away for 26 s, and the replica's records of the whole time came after
     it. The attempts had failed by a fault that was over long before."""

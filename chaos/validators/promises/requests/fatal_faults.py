@@ -5,6 +5,7 @@ faults ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from relume.chaos.validators.ground_truth import ClientCall, GroundTruth
 from relume.chaos.validators.records import (
@@ -109,6 +110,7 @@ class FatalFaults:
         if (
             self._is_grace_over(call, course)
             or self._is_lost_with_gateway(call, course)
+            or _is_sample_taken_away(course)
             or self._breaks_off(course, begun[-1] if begun else None, at_ms)
         ):
             return True
@@ -207,6 +209,26 @@ class FatalFaults:
 
     def ms(self, at_ns: int) -> int:
         return self._began_ms + (at_ns - self._truth.began_ns) // MS
+
+
+def _is_sample_taken_away(course: Course) -> bool:
+    """Whether its client went to another replica just after its own one had let go of the engine to
+    continue elsewhere: nobody else can continue what was sampled without a seed."""
+    assert course.arrived is not None
+    if course.arrived.event.verdict != Guarantee.SAMPLED:
+        return False
+    back = [at for at in course.events if type(at.event) is v.ClientReturned]
+    let_go = [
+        at for at in course.events
+        if type(at.event) is v.TransportObserved and at.event.kind == TransportKind.DETACHED
+    ]  # fmt: skip
+    return any(
+        first.stream == at.stream != last.stream
+        and first.at_ms <= at.at_ms <= last.at_ms + FELT_MS
+        and last.at_ms - first.at_ms <= SLACK_MS
+        for first, last in pairwise(back)
+        for at in let_go
+    )
 
 
 def _is_fragile(call: ClientCall, course: Course) -> bool:
