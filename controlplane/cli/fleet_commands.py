@@ -67,8 +67,13 @@ def workers(args: argparse.Namespace) -> int:
 
 
 def _print_workers(found: list[dict[str, Any]]) -> None:
+    have_pools = any(w.get("weights_bytes") for w in found)
+    weights = ("weights",) if have_pools else ()
     print_table(
-        ("worker", "state", "model", "agent", "engine", "life", "deaths", "load", "kv", "note"),
+        (
+            "worker", "state", "model", "agent", "engine", "life", "deaths", "load", "kv",
+            *weights, "note",
+        ),
         [
             (
                 w["name"],
@@ -80,12 +85,22 @@ def _print_workers(found: list[dict[str, Any]]) -> None:
                 w["deaths"],
                 f"{w['requests']} ({w['waiting']} waiting)" if w["waiting"] else w["requests"],
                 f"{100 * w['kv_used'] // w['kv_blocks']}%" if w["kv_blocks"] else "-",
+                *((_weights(w),) if have_pools else ()),
                 _note(w),
             )
             for w in sorted(found, key=lambda w: w["name"])
         ],
         "no worker in the log: start one with `relume worker`, or a fleet with `relume up`",
-    )
+    )  # fmt: skip
+
+
+def _weights(worker: dict[str, Any]) -> str:
+    """What its engine loaded of its model, where weights outlive engines."""
+    if not (size := worker.get("weights_bytes")):
+        return "-"
+    read = worker["weights_read_bytes"]
+    source = "from a pool" if not read else "read" if read == size else f"{read >> 20} MiB read"
+    return f"{size >> 20} MiB in {worker['weights_took_ms']} ms, {source}"
 
 
 def _note(worker: dict[str, Any]) -> str:

@@ -53,6 +53,20 @@ async def test_tables_are_for_people(relume):
         assert out.count("\n") == 3 and "basis=(" in out
 
 
+async def test_workers_shows_where_the_weights_of_engines_came_from(relume):
+    async with Scene() as scene:
+        writer = await scene.worker("w0")
+        _, out, _ = await relume(scene, "workers")
+        assert "WEIGHTS" not in out, "no worker leaves them in a pool"
+        loaded = v.WeightsLoaded(
+            worker="w0", incarnation=1, ranks=1, bytes=3 << 30, read_bytes=1 << 30, took_ms=1200
+        )
+        writer.append(loaded)
+        await scene.until(lambda: scene.replica.fleet.workers["w0"].loaded)
+        _, out, _ = await relume(scene, "workers")
+        assert "WEIGHTS" in out and "3072 MiB in 1200 ms, 1024 MiB read" in out
+
+
 @pytest.mark.parametrize(
     ("disable", "enable"), [("disable-restart", "enable-restart"), ("hold", "release")]
 )
