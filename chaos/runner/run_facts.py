@@ -210,9 +210,10 @@ RELOAD_NS = 5_000_000_000
 def _unserved_ms(run: Outcome, log: Log) -> int:
     """Total time in which no worker could get requests: faults kept all from the gateways, or some, and
     an operator had drained the others, or their agents stopped, or the log could not close their
-    breakers, or their engines failed to start too often."""
+    breakers, or their engines failed to start too often, or they were quarantined rightly."""
     away = [
         *_away(run), *_drained(run, log), *_left(run, log), *_held(run, log), *_failing_starts(run),
+        *_distrusted(run, log),
     ]  # fmt: skip
     times = sorted({at for begun, until, _ in away for at in (begun, until)})
     unserved_ns = 0
@@ -290,6 +291,28 @@ def _held(run: Outcome, log: Log) -> Iterator[tuple[int, int, str]]:
                 (held.add if is_open else held.discard)(at.event.worker)
         for name in sorted(held):
             yield fired.at_ns, fired.until_ns or run.ended_ns, name
+
+
+def _distrusted(run: Outcome, log: Log) -> Iterator[tuple[int, int, str]]:
+    """From when to when (ns) which worker was in quarantine whose weights or model files a fault had
+    changed."""
+    struck = {
+        name
+        for fired in run.fired
+        if fired.what in (*WRONG_WEIGHTS, "model-file-damaged")
+        for name in fired.target.split(",")
+    }
+    since = dict[str, int]()
+    for at in events_of(log, "fleet"):
+        if type(at.event) is not v.HealthDecided or at.event.worker not in struck:
+            continue
+        at_ns = (at.at_ms - run.began_ms) * 1_000_000
+        if at.event.state == HealthState.QUARANTINED:
+            since.setdefault(at.event.worker, at_ns)
+        elif at.event.worker in since:
+            yield since.pop(at.event.worker), at_ns, at.event.worker
+    for worker, since_ns in since.items():
+        yield since_ns, run.ended_ns, worker
 
 
 FEW_STARTS = 3

@@ -221,6 +221,36 @@ def test_nor_while_an_engine_fails_to_start_more_often_than_a_few_times(
     assert facts_of(run, Log([])).unserved_ms == unserved_ms
 
 
+@pytest.mark.parametrize(("struck", "released_ms", "unserved_ms"), [
+    (True, 0, 5000), (True, 2500, 1500), (False, 0, 0),
+])  # fmt: skip
+def test_nor_while_the_last_one_is_in_quarantine_because_of_a_fault(
+    good: Outcome, struck: bool, released_ms: int, unserved_ms: int
+) -> None:
+    """Composed 185695: of two workers the model files of one were damaged, and the other stood still."""
+    second, (wrong, *others) = 10**9, sorted(good.schedule.workers)
+    story = Story()
+    story.leader()
+    for at_ms, state in ((500, HealthState.QUARANTINED), (released_ms, HealthState.PROBING)):
+        if at_ms:
+            story.at_ms = good.began_ms + at_ms
+            decided = v.HealthDecided(
+                worker=wrong, incarnation=1, state=state, failure=FailureClass.CORRUPTION,
+                evidence="", since=1,
+            )  # fmt: skip
+            story.tell("fleet", decided)
+    fired = (
+        FiredFault(
+            name="s", what="engine-stop", target=",".join(others), at_ns=second, until_ns=6 * second
+        ),
+        FiredFault(
+            name="f", what="model-file-damaged", target=wrong if struck else others[0], at_ns=1
+        ),
+    )
+    run = replace(good, fired=fired, ended_ns=60 * second)
+    assert facts_of(run, Log(story.groups)).unserved_ms == unserved_ms
+
+
 def test_engines_of_a_simulated_run_live_as_long_as_they_served(good: Outcome) -> None:
     """Composed 183449: an agent that stood still wrote 14 s late that its engine had died."""
     truth = GroundTruth(began_ns=10**9)

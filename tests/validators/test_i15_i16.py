@@ -95,6 +95,24 @@ def test_i16_finds_what_is_missing_or_too_much() -> None:
     assert "carried out 0 times" in found
 
 
+@pytest.mark.parametrize("elected", [True, False])
+def test_i16_lets_a_new_leader_answer_a_late_command_to_resign(elected: bool) -> None:
+    """Composed 185673: no leader is left that it is addressed to."""
+    story, settings = commanded(), (("version.leader", "3"),)
+    story.tell("r.r0", replica_started("r0", "b2", settings=settings))
+    story.own("r.r0")
+    resign = v.AdminCommanded(
+        command_id="c2", principal="root", command="resign", target="w1", value=""
+    )
+    story.tell("r.r0", resign)
+    if elected:
+        story.leader("r0")
+    basis = v.Basis(story.revision, 0)
+    answer = v.EffectsDecided(decision="c2", basis=basis, cause="root: resign w1", effects=())
+    story.tell("fleet", answer)
+    assert (i16_admin_logged.check(story.groups, []) == []) is elected
+
+
 @pytest.mark.parametrize("version", ["2", "3"])
 @pytest.mark.parametrize("where", ["spool", "afterwards", "next life"])
 def test_i16_finds_a_command_that_waited_for_the_log_and_was_carried_out(

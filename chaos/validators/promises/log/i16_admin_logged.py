@@ -21,6 +21,7 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import AdminCommand, EffectKind, HealthState, RolloutStage
 
 PROMISE = "I16"
+RESIGN = "resign"
 LEAST_VERSION = 3
 """Of the decisions `leader`, since which what waited for the log is refused."""
 _BESIDE = (RolloutStage.PAUSED, RolloutStage.RESUMED)
@@ -37,16 +38,19 @@ def check(
     out: list[Violation] = []
     commands: dict[str, v.AdminCommanded] = {}
     answers: dict[str, int] = {}
-    own, spools, late = _OwnDecisions(), _Spools(), set[str]()
+    own, spools, late = _OwnDecisions(), _Spools(), dict[str, int]()
+    elected = 0
     for at in events_of(groups):
         event = at.event
         own.saw(event)
         spools.saw(at)
         if type(event) is v.AdminCommanded:
             if event.command_id not in commands and at.stream in spools.landing:
-                late.add(event.command_id)
+                late[event.command_id] = at.revision
             first = commands.setdefault(event.command_id, event)
             out += _command_errors(at.revision, event, first)
+        elif type(event) is v.LeaderElected:
+            elected = at.revision
         elif type(event) in (v.EffectsDecided, v.ConfigChanged):
             if getattr(event, "again", -1) >= 0 or own.has(event):
                 continue
@@ -54,7 +58,9 @@ def check(
             if name not in commands:
                 text = f"{type(event).__name__} without a command"
                 out.append(Violation(PROMISE, name, text, at.revision))
-            if name in late and (type(event) is v.EffectsDecided or event.key):
+            # A new leader answers a command to resign: its addressee leads no more.
+            is_over = name in late and commands[name].command == RESIGN and elected > late[name]
+            if name in late and (type(event) is v.EffectsDecided or event.key) and not is_over:
                 text = "was carried out although it waited for the log"
                 out.append(Violation(PROMISE, name, text, at.revision))
             answers[name] = answers.get(name, 0) + 1
