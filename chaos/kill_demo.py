@@ -18,6 +18,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
+from relume.chaos.page_picture import take_picture
 from relume.chaos.traffic import Stream, complete, prompts
 from relume.controlplane.local.local_fleet import FleetFailed, FleetOptions, LocalFleet
 from relume.controlplane.replay.divergence import Verdict
@@ -31,6 +32,8 @@ from relume.policies.state.fold import apply_group
 DELIVERED_BEFORE = 16
 LACKING_AFTER = 64
 ON_VICTIM = 8
+PICTURE = "page.png"
+"""In the state directory: the live page after the kill."""
 console = Console(highlight=False)
 
 
@@ -171,6 +174,9 @@ async def _act(
     await running
     fleet.say(f"{victim} answers again after {back_after:.1f} s")
     await asyncio.sleep(1.0)
+    picture = fleet.dir / PICTURE
+    why_not = await take_picture(fleet.page, picture)
+    fleet.say(f"no picture of the page: {why_not}" if why_not else f"the page shows it: {picture}")
     verdict = verify(await etcd.reader().read())
     return _judge(calm, hit, watch, served, back_after, verdict)
 

@@ -7,6 +7,7 @@ const LANE_PX = 44; // page.css: .lanes tbody tr
 const OVERSCAN = 8;
 const OVERVIEW_FROM = 40;
 const CELL = 10;
+const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 export class Fleet {
   constructor(openWorker) {
@@ -102,10 +103,7 @@ export class Fleet {
     const wanted = this.lanes.filter(
       (lane) => (!this.chosen.size || this.chosen.has(lane.state)) && (!this.search || `${lane.name} ${lane.domain ?? ""} ${lane.model ?? ""}`.toLowerCase().includes(this.search)),
     );
-    this.sorted = wanted
-      .map((lane, at) => [lane, at])
-      .sort(([a, i], [b, j]) => ORDER[a.state] - ORDER[b.state] || i - j)
-      .map(([lane]) => lane);
+    this.sorted = wanted.sort((a, b) => ORDER[a.state] - ORDER[b.state] || byName(a.name, b.name));
     this.table.setAttribute("aria-rowcount", String(this.sorted.length + 1));
     this.#window();
   }

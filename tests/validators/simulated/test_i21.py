@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from relume.chaos.scenario import scenario_reader
 from relume.chaos.sim.sim_fleet import run
 from relume.chaos.validators.ground_truth import (
@@ -78,11 +80,15 @@ def test_coverage_that_its_daemon_lacks_is_named() -> None:
     assert "covers 64 tokens of q1; its daemon holds 32" in about(check(story.groups, [], truth))
 
 
-def test_blocks_of_voided_attempts_are_not_compared() -> None:
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_blocks_of_voided_attempts_are_not_compared(has_ended: bool) -> None:
+    """Nor once their request has ended (composed 186451: acknowledgements came late)."""
     story = short()
     acknowledged = held("w1", "q1", 64)
     story.tell("w.w1", daemon("w1"), acknowledged)
     story.tell("fleet", v.CheckpointsVoided("w0", 1, (("q1", 1),)))
+    if has_ended:
+        story.tell("r.r0", ended())
     truth = GroundTruth(daemons={"w1": HeldBlocks(None, "b", {"q1": (64, 640)})})
     assert check(story.groups, [], truth) == []
 

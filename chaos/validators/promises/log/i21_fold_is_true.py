@@ -24,13 +24,14 @@ Permitted differences, each with its reason:
 - A holder that the log declared lost while its daemon lived: its records count for nothing.
 - Requests that a replica serves although the leader ended them: it was declared lost and came back.
 - Requests that another replica took while their last bytes were on their way to the client.
-- Blocks of voided attempts: the fold drops them ahead of the daemon (`CheckpointsVoided`).
+- Blocks of requests with voided attempts: the fold drops them ahead of the daemon, also where that has
+  them until after the request's end (`CheckpointsVoided`).
 - Bytes of a daemon beyond a gap: a change behind the gap alone is not reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from relume.chaos.validators.feature_levels import LevelWatch
 from relume.chaos.validators.ground_truth import EngineLoad, GroundTruth, HeldBlocks, ReportKey
@@ -87,20 +88,21 @@ def judge(log: Log, watch: FoldWatch) -> list[Violation]:
         if name not in ended:
             watch.add(stream, f"its gateway has {name}, which the fold does not have as its own")
     if watch.is_simulated:
-        for about, text in _at_end(fleet, truth, watch.doubted, ended):
+        for about, text in _at_end(fleet, truth, watch, ended):
             watch.add(about, f"at the end: {text}")
     return watch.found
 
 
 class FoldWatch:
     """Compares the fold with the truth, group by group. `doubted`: (worker, incarnation) that lost
-    reports, or were declared lost."""
+    reports, or were declared lost; `voided`: requests of which an attempt was."""
 
     def __init__(self, truth: GroundTruth | None) -> None:
         self.is_simulated = truth is not None
         self.truth = truth or GroundTruth()
         self.found: list[Violation] = []
         self.doubted: set[tuple[str, int]] = set()
+        self.voided: set[str] = set()
         self._turn = 0
         self._revision = 0
         self._levels = LevelWatch()
@@ -136,6 +138,8 @@ class FoldWatch:
                 self.doubted.add((worker.name, worker.incarnation))
                 for text in of_worker(worker):
                     self.add(worker.name, text)
+            elif type(event) is v.CheckpointsVoided:
+                self.voided.update(request for request, _ in event.attempts)
 
     def _of_steps(self, worker: Worker, events: Sequence[v.Event]) -> None:
         last, steps = None, 0
@@ -161,7 +165,8 @@ class FoldWatch:
             self.add(worker.name, f"after {type(change).__name__} of {change.request}: {text}")
 
     def _of_holder(self, fleet: Fleet, holder: Holder, held: HeldBlocks) -> None:
-        for text in (*of_holder(fleet, holder), *different_blocks(fleet, holder, held)):
+        differences = different_blocks(fleet, holder, held, self.voided)
+        for text in (*of_holder(fleet, holder), *differences):
             self.add(f"holder {holder.name}", text)
 
 
@@ -178,19 +183,23 @@ def different_load(worker: Worker, load: EngineLoad) -> str:
     return "" if folded == load else f"the fold has {folded}, its engine {load}"
 
 
-def different_blocks(fleet: Fleet, holder: Holder, held: HeldBlocks) -> Iterator[str]:
-    """How the coverage of a holder differs from what its daemon holds."""
+def different_blocks(
+    fleet: Fleet, holder: Holder, held: HeldBlocks, voided: Collection[str] = ()
+) -> Iterator[str]:
+    """How the coverage of a holder differs from what its daemon holds, apart from `voided` requests."""
     if not holder.alive or holder.boot != held.boot:
         return
     covered = {name: sum(found.tokens.values()) for name, found in holder.covered.items()}
     for name in covered.keys() | held.requests.keys():
         tokens, _ = held.requests.get(name, (0, 0))
-        if covered.get(name, 0) != tokens and not void_attempt(fleet, name):
+        if name in voided or void_attempt(fleet, name):
+            continue
+        if covered.get(name, 0) != tokens:
             yield f"covers {covered.get(name, 0)} tokens of {name}; its daemon holds {tokens}"
 
 
 def _at_end(
-    fleet: Fleet, truth: GroundTruth, doubted: set[tuple[str, int]], ended: set[str]
+    fleet: Fleet, truth: GroundTruth, watch: FoldWatch, ended: set[str]
 ) -> Iterator[tuple[str, str]]:
     if truth.owners is not None and fleet.owners != truth.owners:
         yield "leases", f"the fold has owners {fleet.owners}, etcd {truth.owners}"
@@ -198,7 +207,7 @@ def _at_end(
         worker = fleet.workers.get(name)
         if worker is None or worker.incarnation != engine.incarnation:
             yield name, f"its engine is incarnation {engine.incarnation}, not in the fold"
-        elif (name, engine.incarnation) not in doubted:
+        elif (name, engine.incarnation) not in watch.doubted:
             attempts = {key for key, attempt in worker.attempts.items() if attempt.queued}
             if attempts != engine.attempts:
                 yield name, f"the fold has {sorted(attempts)}, its engine {sorted(engine.attempts)}"
@@ -209,7 +218,7 @@ def _at_end(
         if (holder := fleet.holders.get(name)) is None:
             yield name, "its state daemon is not in the fold"
         else:
-            for text in different_blocks(fleet, holder, held):
+            for text in different_blocks(fleet, holder, held, watch.voided):
                 yield f"holder {name}", text
     for stream, live in truth.gateways.items():
         folded = {name for name, request in fleet.requests.items() if request.owner == stream}
