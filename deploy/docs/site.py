@@ -18,7 +18,7 @@ ROOT_PAGES = (
 )  # fmt: skip
 SECTIONS = ("concepts", "operations", "reference", "testing", "decisions")
 
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 _CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
