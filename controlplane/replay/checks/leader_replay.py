@@ -161,11 +161,17 @@ class LeaderReplay:
         return True
 
     def _was_away(self, tick: v.Tick) -> None:
-        """Whether the log had been away when commands were refused for that. The next tick may have
-        been under way then; the one after it was written later."""
-        for refusal in [r for r in self._late if tick.number > r.tick + 1]:
+        """Whether the log had been away when commands were refused for that, by one of the next two
+        ticks. The next one may have been under way then; the one after it was written later, but
+        perhaps by a leader with another clock."""
+        for refusal in list(self._late):
+            was_away = (
+                tick.unix_ms - refusal.unix_ms > MOST_SILENT_MS // 2
+            )  # clocks of leaders differ
+            if not was_away and tick.number <= refusal.tick + 1:
+                continue
             self._late.remove(refusal)
-            if tick.unix_ms - refusal.unix_ms <= MOST_SILENT_MS // 2:  # clocks of leaders differ
+            if not was_away:
                 place = refusal.revision, "fleet", refusal.position
                 self._verdict.differ(*place, "answer", refusal.event, "the log was not away")
 

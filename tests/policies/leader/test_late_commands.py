@@ -197,6 +197,19 @@ def test_replay_finds_a_refusal_without_a_time_of_silence(seconds: int, wrong: i
     assert [d.actual for d in found] == ["the log was not away"] * wrong
 
 
+@pytest.mark.parametrize(("ahead_ms", "wrong"), [(4_664_000, 0), (0, 1)])
+def test_the_clock_of_a_leader_that_led_on_says_why_it_refused(ahead_ms: int, wrong: int) -> None:
+    """Composed 186728: its clock had jumped ahead; the next leader's had not."""
+    led = Led()
+    led.is_away = True
+    assert is_refused(led.command())
+    led.is_away = False
+    tick, unix_ms = led.fleet.tick, led.fleet.tick_unix_ms
+    for number, more_ms in enumerate((ahead_ms + 1000, 9000, 10_000), 1):
+        led.tell("fleet", v.Tick(tick + number, unix_ms + more_ms))
+    assert len(verify(led.groups).divergences) == wrong
+
+
 def ticked(led: Led, after_ms: int) -> None:
     """One tick was under way when the log was lost; the next ones come when it is back."""
     tick, unix_ms = led.fleet.tick, led.fleet.tick_unix_ms
