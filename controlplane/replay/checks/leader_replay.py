@@ -46,7 +46,7 @@ _KINDS: dict[type, str] = {
 
 
 class _Refusal(NamedTuple):
-    """A refusal as late, where it is, and the last tick before it."""
+    """A refusal as late, where it is, the last tick before it, and when the one before that was."""
 
     revision: int
     position: int
@@ -66,6 +66,8 @@ class LeaderReplay:
         """What it has to write, and the tick before which it does."""
         self._late: list[_Refusal] = []
         """Commands that it refused because the log was away, by its own clock."""
+        self._ticked_ms = (0, 0)
+        """Times of the last two ticks."""
 
     def seen(self, stream: str, position: int, event: Any) -> None:
         """An event was folded. A leader answers from the fold of its election on."""
@@ -157,13 +159,16 @@ class LeaderReplay:
             first -= 1
         self._owed = deque([*owed[:first], *owed[places[0] + 1 :]])
         fleet = self._fleet
-        self._late.append(_Refusal(fleet.revision, position, event, fleet.tick, fleet.tick_unix_ms))
+        # The last tick may be of the same moment as this refusal.
+        since_ms = self._ticked_ms[0] or fleet.tick_unix_ms
+        self._late.append(_Refusal(fleet.revision, position, event, fleet.tick, since_ms))
         return True
 
     def _was_away(self, tick: v.Tick) -> None:
         """Whether the log had been away when commands were refused for that, by one of the next two
         ticks. The next one may have been under way then; the one after it was written later, but
         perhaps by a leader with another clock."""
+        self._ticked_ms = self._ticked_ms[1], tick.unix_ms
         for refusal in list(self._late):
             was_away = (
                 tick.unix_ms - refusal.unix_ms > MOST_SILENT_MS // 2

@@ -210,6 +210,20 @@ def test_the_clock_of_a_leader_that_led_on_says_why_it_refused(ahead_ms: int, wr
     assert len(verify(led.groups).divergences) == wrong
 
 
+@pytest.mark.parametrize(("ahead_ms", "wrong"), [(5_828_000, 0), (1000, 1)])
+def test_a_refusal_may_land_with_the_tick_that_shows_why(ahead_ms: int, wrong: int) -> None:
+    """Composed 187727: the leader refused by the tick before, and wrote both at once."""
+    led = Led()
+    tick, unix_ms = led.fleet.tick, led.fleet.tick_unix_ms
+    led.tell("fleet", v.Tick(tick + 1, unix_ms + ahead_ms))
+    led.is_away = True
+    assert is_refused(led.command())
+    led.is_away = False
+    for number in (2, 3):
+        led.tell("fleet", v.Tick(tick + number, unix_ms + ahead_ms + 1000 * number))
+    assert len(verify(led.groups).divergences) == wrong
+
+
 def ticked(led: Led, after_ms: int) -> None:
     """One tick was under way when the log was lost; the next ones come when it is back."""
     tick, unix_ms = led.fleet.tick, led.fleet.tick_unix_ms
