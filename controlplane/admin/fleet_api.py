@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from itertools import islice
+from itertools import dropwhile, islice
 from pathlib import Path
 
 from aiohttp import web
@@ -158,16 +158,29 @@ class FleetApi:
     # --- requests --------------------------------------------------------------------
 
     async def requests(self, request: web.Request) -> m.RequestList:
-        """GET requests; `state`, `worker`, `search`, `limit` narrow it."""
+        """GET requests; `state`, `worker`, `model`, `search`, `limit` narrow it, and `before`: those that
+        came before this request. Raises NotFound."""
         query = request.query
         found = newest_requests(self._book, self._replica.fleet, query.get("search", ""))
+        if before := query.get("before"):
+            name = self._book.find(before) or before
+            older = dropwhile(
+                lambda r: r.request != name, newest_requests(self._book, self._replica.fleet)
+            )
+            if next(older, None) is None:
+                raise NotFound(f"no request {before!r} in memory", "before")
+            search = query.get("search", "")
+            found = (r for r in older if search in r.request or search in r.client_id)
         if state := query.get("state"):
             found = (r for r in found if r.state == state)
         if worker := query.get("worker"):
             found = (r for r in found if worker in r.workers)
+        if model := query.get("model"):
+            found = (r for r in found if r.model == model)
         limit = query.get("limit", "")
         shown = int(limit) if limit.isdigit() and int(limit) else 100
-        return m.RequestList(self._replica.fleet.revision, list(islice(found, shown))[::-1])
+        rows = list(islice(found, shown + 1))
+        return m.RequestList(self._replica.fleet.revision, rows[:shown][::-1], len(rows) > shown)
 
     async def request(self, request: web.Request) -> m.RequestDetail:
         """GET requests/{id}."""

@@ -218,10 +218,11 @@ class RequestInfo(Struct, frozen=True, kw_only=True):
 
 
 class RequestList(Struct, frozen=True):
-    """Live requests and those that ended most recently, newest last."""
+    """Live requests and those that ended most recently, newest last. `more`: older ones match too."""
 
     revision: int
     requests: list[RequestInfo]
+    more: bool = False
 
 
 class EventInfo(Struct, frozen=True, kw_only=True):

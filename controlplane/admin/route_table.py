@@ -130,7 +130,9 @@ def routes(
             "Live requests and the last that ended",
             Param("state", "query", "live, completed, cancelled, failed, rejected"),
             Param("worker", "query", "only requests with an attempt on this worker"),
+            Param("model", "query", "only requests for this model"),
             Param("search", "query", "only requests whose id or client's id contains this"),
+            Param("before", "query", "only requests that came before this one"),
             Param(
                 "limit",
                 "query",

@@ -34,6 +34,16 @@ def requests(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request", nargs="?", default="", help="show this one in full")
     parser.add_argument("--state", default="", help="live, completed, cancelled, failed, rejected")
     parser.add_argument("--worker", default="", help="only requests with an attempt on this worker")
+    parser.add_argument("--model", default="", help="only requests for this model")
+    parser.add_argument(
+        "--search",
+        default="",
+        metavar="TEXT",
+        help="only those whose id or client's id contains it",
+    )
+    parser.add_argument(
+        "--before", default="", metavar="REQUEST", help="only those that came before this one"
+    )
     parser.add_argument(
         "--limit",
         type=int,

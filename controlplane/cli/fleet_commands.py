@@ -148,15 +148,20 @@ def requests(args: argparse.Namespace) -> int:
         found = client.get(f"requests/{args.request}")
         print_json(found)
         return 0
-    found = client.get("requests", state=args.state, worker=args.worker, limit=args.limit)
+    wanted = ("state", "worker", "model", "search", "before", "limit")
+    found = client.get("requests", **{name: getattr(args, name) for name in wanted})
     if args.json:
         print_json(found)
         return 0
     print_table(
-        ("request", "state", "model", "attempts", "on", "tokens", "ttft", "longest gap", "resume"),
+        (
+            "request", "client id", "state", "model", "attempts", "on", "tokens", "ttft",
+            "longest gap", "resume",
+        ),
         [
             (
                 r["request"],
+                r["client_id"],
                 r["state"],
                 r["model"],
                 r["attempts"],
@@ -168,8 +173,10 @@ def requests(args: argparse.Namespace) -> int:
             )
             for r in found["requests"]
         ],
-        "no request yet",
-    )
+        "no such request" if any(vars(args)[name] for name in wanted[:-1]) else "no request yet",
+    )  # fmt: skip
+    if found.get("more"):
+        print_line(f"older ones: relume requests --before {found['requests'][0]['request']}")
     return 0
 
 

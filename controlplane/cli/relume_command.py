@@ -76,6 +76,15 @@ It prints what to try next. Everything it writes is under .relume/.""",
   relume workers
   kill -9 $(relume workers --json | jq '.workers[0].engine_pid')   see it come back""",
     ),
+    "top": Command(
+        "the fleet as it changes: workers, incidents, live requests",
+        "relume.controlplane.cli.terminal.top_command:arguments",
+        "relume.controlplane.cli.terminal.top_command:top",
+        """
+  relume top                         until Ctrl-C
+  relume top --interval 5
+  relume top | cat                   one look""",
+    ),
     "requests": Command(
         "live requests and the last that ended",
         "relume.controlplane.cli.arguments:requests",
@@ -83,6 +92,8 @@ It prints what to try next. Everything it writes is under .relume/.""",
         """
   relume requests                    the newest 100
   relume requests --state live       only those being served
+  relume requests --search chat-17   whose id, or client's id, contains this
+  relume requests --before cmpl-4f2a the 100 before that one
   relume requests cmpl-4f2a          everything about one, as JSON""",
     ),
     "events": Command(
@@ -228,6 +239,14 @@ The next step waits while a worker of the model is unwell, or while too few woul
   relume doctor                      each line ok, warn or fail, with the remedy
   relume doctor --etcd 10.0.0.5:2379 exit 1 when something fails""",
     ),
+    "completion": Command(
+        "print a script with which a shell completes commands and options",
+        "relume.controlplane.cli.terminal.completion_command:arguments",
+        "relume.controlplane.cli.terminal.completion_command:completion",
+        """
+  eval "$(relume completion bash)"   in this shell; or in ~/.bashrc
+  relume completion zsh > ~/.zsh/completions/_relume""",
+    ),
     "log": Command(
         "end the log in etcd and begin a new one, after etcd lost a part of it",
         "relume.controlplane.cli.log_command:add_arguments",
@@ -280,6 +299,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = _parser(given[0] if given else "")
         args = parser.parse_args(given)
+        if args.version:
+            return _version()
         if args.command is None:
             parser.print_help()
             return 2
@@ -291,6 +312,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = f"relume {given[0]}" if given else "relume"
         print_error(f"{command}: needs the package {missing}; {remedy}")
         return 2
+
+
+def _version() -> int:
+    from relume.controlplane.cli.output import print_line
+    from relume.controlplane.replay.store import relume_version
+    from relume.events.log.feature_levels import LEVEL
+
+    print_line(f"relume {relume_version()}, feature level {LEVEL}")
+    return 0
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -312,8 +342,13 @@ def _run(args: argparse.Namespace) -> int:
         return 0
 
 
-def _parser(chosen: str) -> argparse.ArgumentParser:
-    """The parser; only the chosen command's arguments are imported and added."""
+def whole_parser() -> argparse.ArgumentParser:
+    """The parser with the arguments of every command."""
+    return _parser(*COMMANDS)
+
+
+def _parser(*chosen: str) -> argparse.ArgumentParser:
+    """The parser; only the chosen commands' arguments are imported and added."""
     parser = argparse.ArgumentParser(
         prog="relume",
         description="Keeps a fleet of vLLM workers answering through failures.",
@@ -321,6 +356,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="store_true", help="version and feature level")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
         sub = commands.add_parser(
@@ -331,7 +367,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        if name == chosen and command.arguments:
+        if name in chosen and command.arguments:
             _resolve(command.arguments)(sub)
     return parser
 

@@ -114,6 +114,27 @@ async def test_requests_are_searched_by_parts_of_their_ids():
         assert await found("search=nothing") == []
         assert await found("state=live") == [] and await found("worker=w9") == []
         assert await found("state=completed&worker=w0&search=2") == ["req-2", "other-12"]
+        assert await found("model=tiny&limit=1") == ["other-12"] and await found("model=x") == []
+
+
+async def test_requests_come_in_pages():
+    async with Scene() as scene:
+        await scene.worker("w0")
+        for name in ("a-1", "b-2", "a-3", "b-4", "a-5"):
+            await scene.serve_request(name)
+
+        async def page(query: str) -> tuple[list[str], bool]:
+            _, found = await scene.call(f"requests?{query}")
+            return [r["request"] for r in found["requests"]], found["more"]
+
+        assert await page("limit=2") == (["b-4", "a-5"], True)
+        assert await page("limit=2&before=b-4") == (["b-2", "a-3"], True)
+        assert await page("limit=2&before=b-2") == (["a-1"], False)
+        assert await page("before=a-1") == ([], False)
+        assert await page("search=a-&limit=1&before=b-4") == (["a-3"], True)
+        assert await page("search=a-&before=a-3") == (["a-1"], False)
+        status, error = await scene.call("requests?before=gone")
+        assert status == 404 and "no request 'gone' in memory" in error["error"]["message"]
 
 
 async def test_a_request_from_before_this_replica_is_found_in_the_log():

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -65,6 +66,38 @@ async def test_workers_shows_where_the_weights_of_engines_came_from(relume):
         await scene.until(lambda: scene.replica.fleet.workers["w0"].loaded)
         _, out, _ = await relume(scene, "workers")
         assert "WEIGHTS" in out and "3072 MiB in 1200 ms, 1024 MiB read" in out
+
+
+async def test_requests_are_narrowed_and_come_in_pages(relume):
+    async with Scene() as scene:
+        await scene.worker("w0")
+        for name in ("a-1", "b-2", "a-3"):
+            await scene.serve_request(name)
+        _, out, _ = await relume(scene, "requests", "--limit", "2")
+        assert "a-1 " not in out and "mine-b-2" in out
+        assert out.endswith("older ones: relume requests --before b-2\n")
+        _, out, _ = await relume(scene, "requests", "--before", "b-2")
+        assert "mine-a-1" in out and "b-2" not in out and "older" not in out
+        _, out, _ = await relume(scene, "requests", "--search", "a-", "--model", "other")
+        assert out == "no such request\n"
+        code, _, error = await relume(scene, "requests", "--before", "gone")
+        assert code == 4 and "no request 'gone'" in error
+
+
+def test_the_version_names_the_feature_level(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"relume \S+, feature level \d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_their_options(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "relume" in script and "--before" in script and "disable-restart" in script
+    if shell == "bash":
+        asked = "COMP_WORDS=(relume inc); COMP_CWORD=1; _shtab_relume; echo ${COMPREPLY[*]}"
+        done = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True)
+        assert done.stdout.strip() == "incidents", done.stderr
 
 
 @pytest.mark.parametrize(

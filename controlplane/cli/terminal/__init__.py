@@ -1,0 +1,1 @@
+"""What only a terminal has: the fleet as it changes, and completion of commands."""
