@@ -80,7 +80,10 @@ class Cluster:
         self._faults = Faults(host, Watch(), SimpleNamespace(), 0)  # type: ignore[arg-type]
 
     def config_of(self, client: str) -> EtcdConfig:
-        return config_for(SimpleNamespace(endpoints=tuple(x.endpoint for x in self._links[client])))  # type: ignore[arg-type]
+        """Each client begins at another member, so that a fault of any member strikes one."""
+        first = CLIENTS.index(client)
+        links = [*self._links[client][first:], *self._links[client][:first]]
+        return config_for(SimpleNamespace(endpoints=tuple(x.endpoint for x in links)))  # type: ignore[arg-type]
 
     async def target(self, role: str) -> str:
         if role in self._links:
