@@ -91,6 +91,23 @@ def test_without_an_answer_it_says_how_old_the_look_is() -> None:
     assert "the newest 1 of 12" in text
 
 
+def test_a_large_fleet_fits_the_terminal_with_those_first_that_do_not_serve() -> None:
+    lanes = [{"name": f"w{n:03}", "state": "dead" if n == 700 else "serving"} for n in range(1000)]
+    head = {
+        "serving": True, "log_healthy": True, "live_requests": 0, "ended": 3, "leader": "r0",
+        "revision": 7, "at_ms": 0,
+    }  # fmt: skip
+    moment = {"head": head, "lanes": lanes, "incidents": [], "requests": []}
+    for height, shown in ((40, 28), (10, 5)):
+        console = Console(width=120, record=True, file=io.StringIO())
+        console.print(top_command.frame(moment, height=height))
+        lines = console.export_text().splitlines()
+        workers = [line for line in lines if re.match(r"w\d", line)]
+        assert len(workers) == shown and len(lines) <= max(height, 16)
+        assert workers[0].startswith("w700")
+        assert f"Workers, {shown} of 1000" in "\n".join(lines)
+
+
 @pytest.mark.parametrize("interval", ["0.1", "never", "4000"])
 def test_an_interval_that_is_none_is_refused(interval: str, capsys) -> None:
     with pytest.raises(SystemExit):

@@ -25,8 +25,9 @@ from relume.controlplane.telemetry.visible_text import visible
 
 LEAST_INTERVAL_S = 0.2
 PIPE_WIDTH = 160
-INCIDENTS, REQUESTS = 5, 10
-"""Rows of each table, the newest."""
+INCIDENTS, REQUESTS, LEAST_WORKERS = 5, 10, 5
+"""Rows of each table, the newest; of workers at least so many."""
+_OTHER_LINES = 12
 _COLOURS = {
     "serving": "green", "starting": "cyan", "spare": "cyan", "draining": "yellow", "suspected": "yellow",
 }  # fmt: skip
@@ -64,14 +65,18 @@ def top(args: argparse.Namespace) -> int:
     if args.once or not is_terminal:
         console.print(frame(moment))
         return 0
-    with Live(frame(moment), console=console, screen=True, auto_refresh=False) as live:
-        for shown in _looks(client, moment, args.interval):
-            live.update(shown, refresh=True)
+    first = frame(moment, height=console.height)
+    with Live(first, console=console, screen=True, auto_refresh=False) as live:
+        for look, problem in _looks(client, moment, args.interval):
+            live.update(frame(look, problem, console.height), refresh=True)
     return 0
 
 
-def _looks(client: AdminClient, moment: dict[str, Any], interval_s: float) -> Iterator[Group]:
-    """A frame after each interval. Raises CliError once no replica has answered for 30 s."""
+def _looks(
+    client: AdminClient, moment: dict[str, Any], interval_s: float
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """The newest moment after each interval, and why it is no newer. Raises CliError once no replica has
+    answered for 30 s."""
     heard = time.monotonic()
     while True:
         time.sleep(interval_s)
@@ -82,18 +87,22 @@ def _looks(client: AdminClient, moment: dict[str, Any], interval_s: float) -> It
             if error.code != EXIT_UNREACHABLE or time.monotonic() - heard > RETRY_S:
                 raise
             problem = f"no replica answers; this is {time.monotonic() - heard:.0f} s old"
-        yield frame(moment, problem)
+        yield moment, problem
 
 
-def frame(moment: dict[str, Any], problem: str = "") -> Group:
-    """One look: the headline, workers, incidents, and the newest live requests."""
+def frame(moment: dict[str, Any], problem: str = "", height: int = 0) -> Group:
+    """One look: the headline, workers, incidents, and the newest live requests. In `height` lines (0:
+    any number) stand as many workers as fit, those that do not serve first."""
+    incidents = moment["incidents"][-INCIDENTS:]
+    live = [r for r in moment["requests"] if r["state"] == "live"][-REQUESTS:]
+    others = _OTHER_LINES + len(incidents) + len(live)
     parts: list[Any] = [_headline(moment)]
     if problem:
         parts.append(Text(problem, "bold red"))
-    parts += [Text(), _workers(moment["lanes"])]
-    if incidents := moment["incidents"]:
+    most = max(height - others, LEAST_WORKERS) if height else len(moment["lanes"])
+    parts += [Text(), _workers(moment["lanes"], most)]
+    if incidents:
         parts += [Text(), _incidents(incidents)]
-    live = [r for r in moment["requests"] if r["state"] == "live"]
     return Group(*parts, Text(), _requests(live, moment["head"]["live_requests"]))
 
 
@@ -121,10 +130,12 @@ def _table(title: str, columns: Sequence[str], right: Sequence[str] = ()) -> Tab
     return table
 
 
-def _workers(lanes: list[dict[str, Any]]) -> Table:
+def _workers(lanes: list[dict[str, Any]], most: int) -> Table:
     columns = ("worker", "state", "model", "requests", "waiting", "prompt tokens", "kv", "why")
-    table = _table("Workers", columns, columns[3:7])
-    for lane in sorted(lanes, key=lambda lane: lane["name"]):
+    shown = sorted(lanes, key=lambda lane: (lane["state"] == "serving", lane["name"]))[:most]
+    title = "Workers" + (f", {len(shown)} of {len(lanes)}" if len(shown) < len(lanes) else "")
+    table = _table(title, columns, columns[3:7])
+    for lane in shown:
         blocks, state = lane.get("kv_blocks", 0), lane["state"]
         row = (
             lane["name"], state, lane.get("model") or "-", lane.get("requests", 0), lane.get("waiting", 0),
@@ -139,7 +150,7 @@ def _workers(lanes: list[dict[str, Any]]) -> Table:
 
 def _incidents(incidents: list[dict[str, Any]]) -> Table:
     table = _table("Incidents", ("began", "state", "what"))
-    for incident in incidents[-INCIDENTS:]:
+    for incident in incidents:
         began = time.strftime("%H:%M:%S", time.localtime(incident["began_ms"] / 1000))
         state = Text("open", "red") if incident["open"] else Text("over", "green")
         table.add_row(began, state, Text(visible(incident["summary"])))
@@ -147,13 +158,10 @@ def _incidents(incidents: list[dict[str, Any]]) -> Table:
 
 
 def _requests(live: list[dict[str, Any]], count: int) -> Table:
-    newest = live[-REQUESTS:]
-    title = "Live requests" + (
-        f", the newest {len(newest)} of {count}" if count > len(newest) else ""
-    )
+    title = "Live requests" + (f", the newest {len(live)} of {count}" if count > len(live) else "")
     columns = ("request", "client id", "model", "on", "ttft", "longest gap")
     table = _table(title, columns, columns[4:])
-    for request in newest:
+    for request in live:
         row = (
             request["request"], request["client_id"], request["model"], " > ".join(request["workers"]) or "-",
             milliseconds(request["ttft_us"]), milliseconds(request["longest_gap_us"]),
