@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -16,23 +15,25 @@ from relume.controlplane.gateway.config import GatewayConfig, ResumeConfig
 from relume.controlplane.gateway.endpoint import Gateway
 from relume.controlplane.history.continuity.last_seen import LastSeen
 from relume.controlplane.history.continuity.lost_log import begin_remedy
-from relume.controlplane.history.errors import EtcdLostSegments
 from relume.controlplane.history.history_keeper import Keeper
 from relume.controlplane.history.wiring import history_of, keeper_of
+from relume.controlplane.replica.former_log.log_loss import (
+    LOG_LOST,
+    is_log_lost,
+    learn_log_id,
+    name_log,
+    outlive_log,
+)
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
 from relume.controlplane.serve_settings import ServeConfig, etcd_config
 from relume.controlplane.telemetry.request_spans import tracing
 from relume.events import vocabulary as v
-from relume.events.etcd.errors import LogWentBack
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.maintenance import Maintenance
 from relume.events.failpoints import failpoint_client
 from relume.events.log.errors import (
-    BrokenChain,
-    Compacted,
     Fenced,
     LogError,
-    LogReplaced,
     LogUnavailable,
     StreamOwned,
     first_cause,
@@ -55,13 +56,7 @@ GATHER_MS = 50
 """Maximum time arrivals, decisions and ends of requests are batched before they are written to the
 log."""
 
-LOG_ID_S = 0.5
-"""Period in which a replica asks for the id of a log that has none yet."""
-
 EXIT_FENCED = 3
-LOG_LOST = LogReplaced, LogWentBack, EtcdLostSegments, BrokenChain, Compacted
-"""What says that etcd does not hold the log any more that this replica read. If other programs raised
-etcd's revision since a backup was restored, its next segment does not follow, or is compacted."""
 log = structlog.get_logger("relume.serve")
 
 
@@ -158,8 +153,7 @@ async def _serve(config: ServeConfig) -> None:
         await seen.check()
         await replica.catch_up()
         if not config.archive_dir:  # else the leader names the log, with its archive
-            with suppress(LogUnavailable):
-                await Maintenance(etcd.client).name_unnamed(secrets.token_hex(8))
+            await name_log(Maintenance(etcd.client))
         with suppress(LogUnavailable):
             decisions = replica.scheduler.decisions
             decisions.log_id = await Maintenance(etcd.client).identity()
@@ -190,29 +184,11 @@ async def _serve(config: ServeConfig) -> None:
             running.cancel()
             with suppress(TimeoutError, LogError):
                 await writer.flush(2.0)
-        elif _is_log_lost(running.exception()):
-            await _outlive_log(config, gateway, stop)
+        elif is_log_lost(running.exception()):
+            await outlive_log(gateway, config.drain_s, stop)
         stopping.cancel()
         with suppress(asyncio.CancelledError):
             await running
-
-
-def _is_log_lost(error: BaseException | None) -> bool:
-    return isinstance(error and first_cause(error), LOG_LOST)
-
-
-async def _outlive_log(config: ServeConfig, gateway: Gateway, stop: asyncio.Event) -> None:
-    """Let open streams end, at most as long as configured or until `stop`: they need engines, not the
-    log. New requests are refused; they belong to a replica that reads the new log."""
-    requests = gateway.counters.in_flight
-    log.error("log_replaced_streams_continue", requests=requests, drain_s=config.drain_s)
-    draining = asyncio.create_task(gateway.drain(config.drain_s, 0.0))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({draining, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (draining, stopping):
-        task.cancel()
-    await asyncio.gather(draining, stopping, return_exceptions=True)
-    log.info("stopped", reason="log replaced", cut=gateway.counters.in_flight)
 
 
 async def _leave(
@@ -246,21 +222,12 @@ async def _run(
     maintenance: Maintenance,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_learn_log_id(replica, maintenance), name="log-id")
+        tasks.create_task(learn_log_id(replica.scheduler.decisions, maintenance), name="log-id")
         tasks.create_task(seen.keep_noting(replica.fleet), name="last-seen")
         tasks.create_task(replica.run(gateway), name="replica")
         tasks.create_task(gateway.join(), name="gateway")
         if keeper is not None:
             tasks.create_task(keeper.run(), name="history")
-
-
-async def _learn_log_id(replica: Replica, maintenance: Maintenance) -> None:
-    """The first leader of a log names it: until then its streams cannot outlive it."""
-    decisions = replica.scheduler.decisions
-    while not decisions.log_id:
-        await asyncio.sleep(LOG_ID_S)
-        with suppress(LogUnavailable):
-            decisions.log_id = await maintenance.identity()
 
 
 def _replica_config(config: ServeConfig) -> ReplicaConfig:

@@ -13,8 +13,9 @@ import pytest
 
 from relume.controlplane.gateway.endpoint import Gateway
 from relume.controlplane.history.errors import EtcdLostSegments
+from relume.controlplane.replica.former_log.log_loss import is_log_lost
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
-from relume.controlplane.replica.serve import _explain, _is_log_lost
+from relume.controlplane.replica.serve import _explain
 from relume.events import vocabulary as v
 from relume.events.etcd.errors import LogWentBack
 from relume.events.etcd.factory import EtcdLog
@@ -188,14 +189,14 @@ async def test_a_stream_that_outlasts_the_drain_is_cut(
     ],
 )
 def test_a_replica_that_lost_its_log_names_the_command(capsys, error: LogError) -> None:
-    assert _is_log_lost(ExceptionGroup("replica", [error]))
+    assert is_log_lost(ExceptionGroup("replica", [error]))
     assert _explain(error) == 1
     said = capsys.readouterr().out
     assert str(error) in said and "relume log begin" in said
 
 
 def test_another_owner_is_no_lost_log() -> None:
-    assert not _is_log_lost(Fenced("r.r0", 7))
+    assert not is_log_lost(Fenced("r.r0", 7))
     assert _explain(Fenced("r.r0", 7)) == 3
 
 
