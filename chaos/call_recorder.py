@@ -64,12 +64,17 @@ class CallRecorder:
             except LogUnavailable:
                 raise
             except LogError:
-                self.calls.remove(entry)  # etcd refused it: it had no effect
+                if entry in self.calls:
+                    self.calls.remove(entry)  # etcd refused it: it had no effect
                 raise
             entry.answered = self._now()
             return entry.answer
 
         client.call = recorded  # type: ignore[method-assign]  # of this client only
+
+    def forget(self) -> None:
+        """Etcd is another one from now on: what was recorded says nothing of it."""
+        self.calls.clear()
 
     def judge_keys(self) -> dict[bytes, Judgement]:
         """Owner keys and manifests that clients wrote, each with the judgement on its history."""

@@ -24,8 +24,7 @@ from relume.chaos.runner.judge import judge
 from relume.chaos.runner.report import verdict_text as telling
 from relume.chaos.runner.report.report_command import EXIT, report_command, show_run
 from relume.chaos.runner.shrink import NotFailing, shrink, size_of
-from relume.chaos.scenario.catalogue import FAULTS
-from relume.chaos.scenario.problems import Problem, ScenarioError
+from relume.chaos.scenario.problems import ScenarioError
 from relume.chaos.scenario.request_traces import TraceError
 from relume.controlplane.cli.admin_client import CliError
 from relume.controlplane.cli.output import print_error, print_lines
@@ -112,9 +111,6 @@ def _run(given: argparse.Namespace) -> int:
         folder = given.out / "processes" if given.out is not None else None
         done = world.judged(lambda: world.live(case, folder), given.limit or 600.0)
     else:
-        if real := [f.what for f in case.scenario.faults if not FAULTS[f.what].simulated]:
-            remedy = "add --live, which runs it on real processes"
-            raise ScenarioError(given.scenario, [Problem(0, real[0], "is not simulated", remedy)])
         done = world.judged(lambda: world.simulate(case), given.limit or 120.0)
     if done.verdict is None or done.run is None:
         print_lines(("FAILED: the run could not be judged", *done.why))

@@ -21,7 +21,7 @@ from relume.chaos.runner.cases import case_of
 from relume.chaos.runner.composed.compose import COMPOSED
 from relume.chaos.runner.guards import take_reached
 from relume.chaos.scenario import scenario_reader as reading
-from relume.chaos.scenario.catalogue import is_simulated
+from relume.chaos.scenario.catalogue import applicable
 from relume.chaos.scenario.problems import ScenarioError
 from relume.chaos.scenario.request_traces import TraceError
 
@@ -105,7 +105,7 @@ def usable(names: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         if name == COMPOSED:
             continue
         path = reading.find(name)
-        if not all(is_simulated(fault.what) for fault in reading.load(path).faults):
+        if not all(applicable(fault.what) for fault in reading.load(path).faults):
             waiting.append(name)
     able = [name for name in chosen if name not in waiting]
     if not names:

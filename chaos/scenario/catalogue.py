@@ -20,8 +20,7 @@ class FaultKind(Struct, frozen=True, kw_only=True):
     `lasts`: no (it is over at once), may, must. `amount`: meaning and unit of a fault's `amount`,
     and its maximum; None: the fault has no amount. `pauses`: whether it may have a `pause_ms`.
     `peers`: possible other ends of its link. `roles`: targets in addition to names, `any`, `all`
-    and `subject`. `needs`: the package or module of the feature that it needs. `simulated`: whether the
-    simulator has it.
+    and `subject`. `needs`: the package or module of the feature that it needs.
     """
 
     about: str
@@ -32,7 +31,6 @@ class FaultKind(Struct, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     needs: str | None = None
-    simulated: bool = True
 
 
 _LINKS = ("etcd", "gateway", "holder")
@@ -266,10 +264,9 @@ FAULTS: Mapping[str, FaultKind] = {
     "etcd-quota": FaultKind(about="etcd is out of space", target="etcd", lasts="must"),
     "etcd-restored": FaultKind(
         about="a backup of etcd is saved; at the end of its duration etcd is restored from it, and an "
-        "operator begins a new log. The simulated etcd holds one log for ever",
+        "operator begins a new log",
         target="etcd",
         lasts="must",
-        simulated=False,
     ),
     "disk-slow": FaultKind(
         about="each fsync of a member takes longer",
@@ -409,11 +406,6 @@ def applicable(what: str) -> bool:
     """Whether the feature that fault `what` needs exists."""
     needs = FAULTS[what].needs
     return needs is None or exists(needs)
-
-
-def is_simulated(what: str) -> bool:
-    """Whether fault `what` strikes simulated fleets."""
-    return applicable(what) and FAULTS[what].simulated
 
 
 def exists(module: str) -> bool:

@@ -40,6 +40,7 @@ from relume.engine_shim.agent.stream_ownership.takeover import free_stream
 from relume.engine_shim.agent.stream_reader import FleetReader
 from relume.engine_shim.agent.unread_reports import UnreadReports
 from relume.events.etcd.client.connection import EtcdClient
+from relume.events.etcd.errors import LogWentBack
 from relume.events.etcd.keys import Keys
 from relume.events.etcd.writer.stream_writer import WriterClosed
 from relume.events.log.errors import RelumeError
@@ -141,7 +142,8 @@ class EngineHandle:
         self.engine.engine.kv.forget()
 
     def request_statement(self) -> None:
-        """See WatchedServer: the simulated log never ends."""
+        """See WatchedServer: it reports its requests once more."""
+        self.engine.process.call_soon(self.engine.state_again)
 
     async def weights(self) -> str:
         """See CanaryEngine."""
@@ -223,6 +225,10 @@ class Reports:
     def begin(self, incarnation: int) -> None:
         """An engine lives."""
         self._unread.begin(incarnation)
+
+    def state_again(self) -> None:
+        """The log is new, and knows nothing of the engine."""
+        self._unread.state_again()
 
     def end(self) -> None:
         """The engine is dead: all its reports are here, but for those that are delayed."""
@@ -343,6 +349,13 @@ class Feed:
         self.news = asyncio.Event()
         self._key = Keys(etcd.config.prefix).stream("fleet")
         etcd.observers.append(self._changed)
+        etcd.on_new_state.append(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """Etcd is another one."""
+        self.revisions.clear()
+        news, self.news = self.news, asyncio.Event()
+        news.set()
 
     def _changed(self, first: int, of_leader: bool) -> None:
         for revision, events in self.etcd.store.changes_from(first) if of_leader else ():
@@ -367,15 +380,18 @@ class Follower(FleetReader):
         self._feed = feed
 
     async def identity(self) -> str:
-        """A simulated etcd is never restored or exchanged: it holds one log, and a read would cost the
-        network."""
-        return "simulated"
+        """See FleetReader. Where no fault restores etcd, it holds one log for ever, and a read would
+        cost the network."""
+        return await super().identity() if self._feed.etcd.may_be_restored else "simulated"
 
     async def follow(self, after: int = 0) -> AsyncIterator[RevisionGroup]:
         """See FleetReader."""
         feed = self._feed
+        number = feed.etcd.log_number
         while True:
             news = feed.news
+            if feed.etcd.log_number != number:
+                raise LogWentBack(after, feed.etcd.store.revision)
             found = feed.revisions[bisect_right(feed.revisions, after) :]
             if found:
                 answer = await self._client.range(self._keys.own, count_only=True)

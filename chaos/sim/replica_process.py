@@ -7,6 +7,8 @@ network (`transport`).
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from random import Random
 from typing import Any, Protocol
 
@@ -16,7 +18,15 @@ from relume.chaos.sim.gateway.sim_gateway import SimGateway
 from relume.chaos.sim.world.http_transport import standing_in
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
+from relume.controlplane.history.continuity.last_seen import LastSeen
+from relume.controlplane.replica.former_log.log_loss import (
+    is_log_lost,
+    learn_log_id,
+    name_log,
+    outlive_log,
+)
 from relume.controlplane.replica.loop import Replica, ReplicaConfig
+from relume.events.etcd.maintenance import Maintenance
 from relume.events.etcd.reader.log_reader import EtcdReader
 from relume.events.log.errors import LogError, first_cause
 from relume.policies.state.fleet import Fleet
@@ -24,6 +34,8 @@ from relume.policies.state.fleet import Fleet
 RESTART_S = 1.0
 GATHER_S = 0.05
 PORT = 8000
+DRAIN_S = 25.0
+"""Maximum time for which it outlives its log."""
 
 
 class Log(Protocol):
@@ -39,6 +51,15 @@ class Log(Protocol):
         """A reader of the whole log."""
         ...
 
+    def maintenance(self, process: Process) -> Maintenance | None:
+        """For the id of the log, if another one may take its place."""
+        ...
+
+    @property
+    def log_number(self) -> int:
+        """Counts the states that are no successors of those before."""
+        ...
+
 
 class Plane:
     """Replica `name`, on a host of its own."""
@@ -51,7 +72,9 @@ class Plane:
         name: str,
         config: ReplicaConfig | None = None,
         takeover_s: float = 16.0,
+        model: str = "",
     ) -> None:
+        """`model`: the one that clients of the fleet name."""
         self.name = name
         self.address = f"{name}:{PORT}"
         self.process: Process | None = None
@@ -59,11 +82,16 @@ class Plane:
         self.replica: Replica | None = None
         """The replica that serves now."""
         self.gateway: SimGateway | None = None
+        self.losses = 0
+        """How often it ended because its log was gone."""
+        self.log_number = 0
+        """`SimEtcd.log_number` at its start."""
         self._config = replace(config or ReplicaConfig(), name=name, host=name, port=PORT)
         self._loop = loop
         self._wires = wires
         self._log = log
         self._takeover_s = takeover_s
+        self._model = model
         self._clock_s = 0.0
         loop.stand_ins["control plane"] = lambda: standing_in(wires)
 
@@ -135,6 +163,7 @@ class Plane:
 
     async def _serve(self, process: Process) -> None:
         """Run like `relume.controlplane.replica.serve`."""
+        self.log_number = self._log.log_number
         opening = self._log.writer(
             f"r.{self.name}", process, wait_s=self._takeover_s, gather_s=GATHER_S
         )
@@ -144,9 +173,52 @@ class Plane:
                 self._config, reader, writer, lambda stream: self._log.writer(stream, process)
             )
             reader.on_damage = replica.damaged.note
+            maintenance = self._log.maintenance(process)
+            seen = None
+            if maintenance is not None:
+                spools = maintenance.client.config.spool_dir
+                seen = LastSeen.of_replica(spools, self.name, maintenance)
+                await self._noticing_loss(seen.check())
             await replica.catch_up()
+            if maintenance is not None:
+                await name_log(maintenance)
+                replica.scheduler.decisions.log_id = await maintenance.identity()
             gateway = SimGateway(replica.scheduler, self._wires, process)
+            gateway.model = self._model
             await gateway.start()
             self.replica, self.gateway = replica, gateway
             self._wires.serve(self.address, process, gateway)
-            await replica.run(gateway)
+            if maintenance is None or seen is None:
+                await replica.run(gateway)
+                return
+            try:
+                await self._noticing_loss(_run(replica, gateway, seen, maintenance))
+            except (LogError, BaseExceptionGroup) as raised:
+                if is_log_lost(raised):
+                    await self._outlive_log(gateway)
+                raise
+
+    async def _noticing_loss(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (LogError, BaseExceptionGroup) as raised:
+            self.losses += is_log_lost(raised)
+            raise
+
+    async def _outlive_log(self, gateway: SimGateway) -> None:
+        """As `relume.controlplane.replica.serve`: open streams end, then it exits."""
+        self.replica = None
+        self._wires.stop_listening(self.address)
+        await outlive_log(gateway, DRAIN_S, asyncio.Event())
+        await gateway.stop()
+
+
+async def _run(
+    replica: Replica, gateway: SimGateway, seen: LastSeen, maintenance: Maintenance
+) -> None:
+    """As `relume.controlplane.replica.serve`, where the log may be replaced."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(learn_log_id(replica.scheduler.decisions, maintenance), name="log-id")
+        tasks.create_task(seen.keep_noting(replica.fleet), name="last-seen")
+        tasks.create_task(replica.run(gateway), name="replica")
+        tasks.create_task(gateway.join(), name="gateway")

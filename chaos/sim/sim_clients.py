@@ -28,6 +28,7 @@ AWAY_S = (0.0, 0.05, 0.5, 5.0, 40.0)
 STAYS_AWAY = 0.08
 """Probability that a client that leaves never returns."""
 GONE, BUSY = 410, 503
+DOOR_AGAIN_S = 0.05
 
 
 def fault_free(names: Sequence[str], schedule: Schedule) -> list[History]:
@@ -345,6 +346,8 @@ class Clients:
 
     lost_ends = 0.0
     """Share of connections of resumable clients that break before the last bytes arrive."""
+    waits = False
+    """Whether clients wait while no gateway accepts connections."""
 
     def __init__(
         self,
@@ -395,6 +398,9 @@ class Clients:
         self._send(request)
 
     def _send(self, request: Request) -> None:
+        if self.waits and not any(map(self.net.answers, self._doors)):
+            self.later(DOOR_AGAIN_S, self._send, request)
+            return
         resumable = request.client == "resumable"
         call = (ReturningCall if resumable else Call)(self, request)
         self.calls[request.name] = call

@@ -7,6 +7,7 @@ traffic. `fired` has only faults that struck.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
 from random import Random
@@ -72,6 +73,7 @@ class Faults(LogFaults):
     def __init__(self, fleet: Targets, watch: Watch) -> None:
         self.fired: list[FiredFault] = []
         self.open = 0
+        self.restored = []
         self._fleet = fleet
         self._loop = fleet.loop
         self._watch = watch
@@ -165,9 +167,16 @@ class Faults(LogFaults):
         """A fault with a duration is over."""
         if name in self._lasting:
             at, planned, names, undo = self._lasting.pop(name)
-            for one in undo:
-                one()
-            self._tell(planned, names, at, self._loop.now_ns - self._began_ns)
+            endings = [one() for one in undo]
+            late = next((end for end in endings if isinstance(end, asyncio.Task)), None)
+            if late is None:
+                self._tell(planned, names, at, self._loop.now_ns - self._began_ns)
+            else:  # it ends with what an operator does then
+                until = self._tell_at_end
+                late.add_done_callback(lambda task: until(planned, names, at, task.result()))
+
+    def _tell_at_end(self, planned: PlannedFault, names: str, at_ns: int, loop_ns: int) -> None:
+        self._tell(planned, names, at_ns, loop_ns - self._began_ns)
 
     def _tell(self, planned: PlannedFault, names: str, at_ns: int, until_ns: int | None) -> None:
         self.open -= 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from msgspec import Struct
@@ -38,8 +38,12 @@ from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.small_limits import engine_limits, log_limits
 from relume.chaos.sim.world.virtual_loop import EPOCH_S, Late, Stuck, VirtualLoop
 from relume.chaos.sim.world.worker_machine import WorkerSettings
+from relume.chaos.validators.former_log import RENEWAL, of_present_log
 from relume.chaos.validators.promises.workers.i12_drained import left_over
+from relume.chaos.validators.records import events_of
 from relume.controlplane.replica.loop import ReplicaConfig
+from relume.events import vocabulary as v
+from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.admission.admission_settings import WaitingConfig
 from relume.policies.crosscheck.check_settings import CrossCheckConfig
@@ -92,6 +96,7 @@ class SimFleet:
         self.schedule = schedule
         self.wires = wires
         self.etcd = SimEtcd(loop, self.wires, schedule.etcd, log_limits(fleet.limits))
+        self.etcd.may_be_restored = any(f.what == RENEWAL for f in schedule.faults)
         if settings.judges_calls:
             self.etcd.recorder = CallRecorder(loop.time, self.etcd.config.prefix)
         replica = settings.replica
@@ -110,7 +115,7 @@ class SimFleet:
         self.planes = {
             name: Plane(
                 loop, wires, self.etcd, name, replica,
-                takeover_s=2.0 * settings.workers.lease_ttl_s,
+                takeover_s=2.0 * settings.workers.lease_ttl_s, model=fleet.model,
             )
             for name in schedule.control_planes
         }  # fmt: skip
@@ -146,6 +151,7 @@ class SimFleet:
         doors = [plane.address for plane in self.planes.values()]
         self.clients = Clients(loop, self.wires, schedule, doors, self._answered.set)
         self.clients.lost_ends = fleet.disorder.lost_ends
+        self.clients.waits = self.etcd.may_be_restored
         watch = Watch(loop, self.etcd)
         self.faults = Faults(self, watch)
         if any(planned.event is not None for planned in schedule.faults):
@@ -175,6 +181,7 @@ class SimFleet:
             self.operator = Operator(
                 list(self.planes.values()), list(self.hosts), self.scenario.fleet.model, commands
             )
+            self.etcd.on_new_state.append(self.operator.forget)
             operating = asyncio.create_task(self.operator.run())
         await self._answered.wait()
         while self.faults.striking and self.loop.now_ns < self._last_strike_ns:
@@ -363,21 +370,36 @@ def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
         truth.etcd_keys = fleet.etcd.recorder.explained()
     replicas = {plane.address: f"r.{name}" for name, plane in fleet.planes.items()}
     truth.calls = {name: call.known(replicas) for name, call in fleet.clients.calls.items()}
+    groups, fired = fleet.etcd.groups(), tuple(fleet.faults.fired)
+    if fleet.etcd.former:
+        ended = of_present_log(lived, fired, set(arrived_in(groups)))
+        changed = [one.request for one, was in zip(ended, lived, strict=True) if one is not was]
+        for name in changed:
+            del truth.calls[name]
+        lived = tuple(ended)
     return Outcome(
         kind="sim",
         scenario=scenario,
         schedule=fleet.schedule,
-        groups=fleet.etcd.groups(),
+        groups=groups,
         histories=(*lived, *fault_free([history.request for history in lived], fleet.schedule)),
-        fired=tuple(fleet.faults.fired),
+        fired=fired,
         began_ms=EPOCH_S * 1000 + fleet.began_ns // 1_000_000,
         ended_ns=fleet.loop.now_ns - fleet.began_ns,
         drained=fleet.drained,
-        error=error,
+        error=error or next((one.trouble for one in fleet.faults.restored if one.trouble), ""),
         landed=tuple(fleet.etcd.landed),
         commands=fleet.operator.acknowledged if fleet.operator is not None else (),
         truth=truth,
+        former=fleet.etcd.former,
     )
+
+
+def arrived_in(groups: Iterable[RevisionGroup]) -> Iterator[str]:
+    """The x-request-ids of requests that a log knows."""
+    for entry in events_of(tuple(groups), "r."):
+        if type(entry.event) is v.RequestArrived:
+            yield entry.event.client_id
 
 
 def digest(outcome: Outcome) -> str:

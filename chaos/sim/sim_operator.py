@@ -43,6 +43,7 @@ class Operator:
         self._workers = workers
         self._model = model
         self._commands = commands
+        self._count = 0
         self._states: dict[tuple[str, str], None] = {}
         """States that commands have led to: worker, and the command that ends it."""
 
@@ -70,6 +71,11 @@ class Operator:
             target, command = next(iter(self._states))
             if not self._give(command, target):
                 await asyncio.sleep(AGAIN_S)
+
+    def forget(self) -> None:
+        """The log that has the commands is gone, with the states that they led to."""
+        self._given.clear()
+        self._states.clear()
 
     async def settle(self) -> None:
         """End what the log says is held or drained, until cancelled. Commands of an outage land when
@@ -102,7 +108,7 @@ class Operator:
             replica, process = plane.replica, plane.process
             if replica is None or process is None or process.stopped:
                 continue
-            name = f"{PRINCIPAL}:c{len(self._given)}"
+            name = f"{PRINCIPAL}:c{self._count}"
             event = v.AdminCommanded(
                 command_id=name,
                 principal=PRINCIPAL,
@@ -114,6 +120,7 @@ class Operator:
                 position = process.context.run(replica.scheduler.emit, event)
             except LogError:
                 continue
+            self._count += 1
             self._given.append((name, replica, position))
             return True
         return False

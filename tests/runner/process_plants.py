@@ -5,21 +5,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from relume.chaos.sim import replica_process
+from relume.chaos.sim.agent import EngineHandle
+from relume.controlplane.history.continuity.last_seen import LastSeen
 from relume.controlplane.replica import death_notices
 from relume.controlplane.replica.death_notices import NoticeWatch
 from relume.controlplane.replica.loop import Replica
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.engine_shim.agent.effects import EffectRunner
 from relume.engine_shim.agent.engine_process.supervisor import Supervisor
+from relume.engine_shim.agent.stream_ownership.log_change import LogChange
 from relume.engine_shim.agent.unread_reports import UnreadReports
 from relume.events.etcd.reader import log_reader, scan
+from relume.events.etcd.writer.stream_writer import EtcdWriter
 from relume.events.log import damaged_segment
 from relume.events.log.codec import UnreadableRecord
-from relume.events.log.errors import BrokenChain
+from relume.events.log.errors import BrokenChain, Fenced
 from relume.events.vocabulary.enums import EffectKind, RouteCause
 from relume.events.wire.notices import DeathNotice
+
+UNDER_LOAD = Path(__file__).parent.parent / "sim" / "new_logs" / "etcd-restored-under-load.yaml"
+"""Engines have requests when a new log begins: in the library's scenario they end before."""
 
 Set = Callable[[Any, str, Any], None]
 
@@ -121,6 +130,45 @@ def _drained_streams_wait(patch: Set) -> None:
     patch(Scheduler, "capacity", after_a_second)
 
 
+def _agents_stay(patch: Set) -> None:
+    """an agent waits for a new log for ever"""
+
+    async def never(self: LogChange) -> None:
+        await asyncio.Event().wait()
+
+    patch(LogChange, "new_log", never)
+
+
+def _new_log_ends_engines(patch: Set) -> None:
+    """an agent that lost its log believes that another agent has its worker, and ends its engine"""
+
+    async def fenced(self: EtcdWriter, error: Exception) -> Fenced:
+        return Fenced(self.stream, self.epoch)
+
+    patch(EtcdWriter, "_fence_of", fenced)
+
+
+def _adopted_requests_uncounted(patch: Set) -> None:
+    """an engine that a new log adopts does not report its requests again"""
+    patch(EngineHandle, "request_statement", lambda self: None)
+
+
+def _restored_log_continued(patch: Set) -> None:
+    """a replica does not compare etcd with what it has read of the log"""
+
+    async def unseen(self: LastSeen) -> None: ...
+
+    patch(LastSeen, "check", unseen)
+
+
+def _streams_end_with_log(patch: Set) -> None:
+    """a replica whose log is gone exits at once"""
+
+    async def at_once(*given: Any) -> None: ...
+
+    patch(replica_process, "outlive_log", at_once)
+
+
 BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
     ("I20", "unreadable-record 0", _record_ends_replicas),
     ("I12", "segment-damaged 0", _damage_ends_replicas),
@@ -130,5 +178,10 @@ BUGS: tuple[tuple[str, str, Callable[[Set], None]], ...] = (
     ("I20", "rolling-restart 0", _orders_for_others),
     ("I20", "reports-unreadable 0", _unread_engine_is_ended),
     ("I20", "rolling-restart 0", _drained_streams_wait),
+    ("I20", "etcd-restored 0", _agents_stay),
+    ("I20", "etcd-restored 0", _new_log_ends_engines),
+    ("I21", f"{UNDER_LOAD} 1", _adopted_requests_uncounted),
+    ("I1", "etcd-restored 1", _restored_log_continued),
+    ("bound:lost_streams", "etcd-restored 0", _streams_end_with_log),
 )
 """Promises of which any finds it, scenario and seed of a run in which one did, and how to put it in."""

@@ -20,10 +20,10 @@ from relume.chaos.outcome import Outcome
 from relume.chaos.runner import __main__ as command
 from relume.chaos.runner import artifacts, fuzz, fuzz_progress, pool, shrink, world
 from relume.chaos.runner.cases import Case, case_of, fixed_yaml, parse_fixed, scenario_yaml
-from relume.chaos.runner.composed.compose import compose
+from relume.chaos.runner.composed.compose import NOT_DRAWN, compose
 from relume.chaos.runner.judge import judge
 from relume.chaos.scenario import scenario_reader
-from relume.chaos.scenario.catalogue import FAULTS, PHASES, is_simulated
+from relume.chaos.scenario.catalogue import FAULTS, PHASES, applicable
 from relume.chaos.scenario.problems import ScenarioError
 from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from tests.runner.conftest import GOOD
@@ -39,7 +39,7 @@ def test_composed_scenarios_are_sound_and_reach_every_applicable_fault() -> None
         assert scenario_reader.parse(scenario_yaml(scenario)) == scenario
         had |= {fault.what for fault in scenario.faults}
         steps |= {fault.when.during for fault in scenario.faults}
-    assert had == {name for name in FAULTS if is_simulated(name)}
+    assert had == {name for name in FAULTS if applicable(name) and name not in NOT_DRAWN}
     assert steps == {None, *PHASES}
     assert compose(7) == compose(7) != compose(8)
 
@@ -81,7 +81,7 @@ def tried(given: fuzz.PlannedRun) -> fuzz.Ran:
 @pytest.mark.full
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_fuzz_tells_who_failed_and_keeps_only_that(played: None, tmp_path: Path, jobs: int) -> None:
-    others = ["rank-killed", "etcd-restored"]
+    others = ["rank-killed"]
     names, waiting = fuzz.usable(["calm", "engine-killed-in-decode", *others])
     assert waiting == others
     everything, _ = fuzz.usable()

@@ -45,7 +45,7 @@ from relume.chaos.runner.composed.compose_faults import (
     terminated,
     unreadable,
 )
-from relume.chaos.scenario.catalogue import FAULTS, is_simulated
+from relume.chaos.scenario.catalogue import FAULTS, applicable
 from relume.chaos.scenario.checks import HOLDERS
 from relume.chaos.scenario.language import (
     Arrivals,
@@ -66,6 +66,7 @@ from relume.chaos.scenario.language import (
     Uniform,
     When,
 )  # fmt: skip
+from relume.chaos.validators.former_log import RENEWAL
 
 COMPOSED = "composed"
 """Name of such a scenario in commands."""
@@ -90,9 +91,12 @@ _PATHS = (
 )  # fmt: skip
 """Drawn by `paths_to_etcd`."""
 
+NOT_DRAWN = (RENEWAL,)
+"""A log that ends is no part of any composed scenario: a run is judged by one log, whatever strikes it."""
+
 _APART = (
     SLOW, *_LATER, *FRAMES, *ANSWERS, ERRORS, STUCK, _FLIPPED, _FILES, _UNSEEN, UNREADABLE, GARBLED,
-    TERMINATE, DAMAGED, STRAY, ABSURD, *_PATHS,
+    TERMINATE, DAMAGED, STRAY, ABSURD, *_PATHS, *NOT_DRAWN,
 )  # fmt: skip
 
 _IN_RECOVERY = (
@@ -108,7 +112,7 @@ _IN_RECOVERY = (
 def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     """The scenario of `seed`; faults named in `without` are left out."""
     rng = Random(f"compose:{seed}")
-    kinds = [name for name in FAULTS if is_simulated(name) and name not in (*without, *_APART)]
+    kinds = [name for name in FAULTS if applicable(name) and name not in (*without, *_APART)]
     chosen = [rng.choice(kinds) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))] if kinds else []
     fleet = _fleet(rng, chosen)
     traffic = _traffic(rng)

@@ -81,6 +81,17 @@ class Step(NamedTuple):
     gap_ns: int = 0
 
 
+class Account(NamedTuple):
+    """A job in the engine. `computed`: tokens that it had at its admission, or has computed since.
+    `generated`: those of its output that were computed before it lost its blocks."""
+
+    is_admitted: bool
+    decodes: bool
+    computed: int
+    blocks: int
+    generated: int
+
+
 class _Sequence:
     """A job in the engine. `context` tokens have KV, at decode step `joined` if it decodes."""
 
@@ -164,6 +175,22 @@ class SimEngine:
         """Tokens of prompts that are not computed yet."""
         left = sum(sequence.target for sequence in self.waiting)
         return left + sum(s.target - s.computed for s in self._prefilling.values())
+
+    def account_of(self, name: str) -> Account | None:
+        """What a job has computed; None: it is not here. `advance` must have been called up to now."""
+        sequence = self.running.get(name)
+        if sequence is None:
+            sequence = next((one for one in self.waiting if one.job.name == name), None)
+        if sequence is None:
+            return None
+        decodes, generated = sequence.joined >= 0, sequence.generated - sequence.job.generated
+        return Account(
+            is_admitted=name in self.running,
+            decodes=decodes,
+            computed=sequence.target if decodes else sequence.computed,
+            blocks=sequence.blocks + sequence.segments,
+            generated=0 if decodes else generated,
+        )
 
     def submit(self, job: Job, now_ns: int) -> list[JobEvent]:
         """Accept a job with a new name; `advance` must have been called up to

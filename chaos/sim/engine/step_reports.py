@@ -117,9 +117,20 @@ class StepReports:
         self._observe(event)
         self._anew = not self._send(encode(event))
 
+    def state_again(self, statement: tuple[v.AnyChange, ...]) -> None:
+        """Report all requests once more, in a log that knows none of them. What waited to be reported
+        comes first."""
+        self._urgent = self._urgent or bool(self._changes)
+        self.write()
+        if statement:
+            self._pass_on(self._progress(statement))
+
     def emit(self, event: v.Event) -> None:
         """Send an event for the log. If the agent drops it, the next step says so."""
         self._observe(event)
+        self._pass_on(event)
+
+    def _pass_on(self, event: v.Event) -> None:
         if self._dropped and isinstance(event, v.EngineStep):
             event = structs.replace(event, lost=self._dropped)
             if self._send(encode(event)):
@@ -144,18 +155,20 @@ class StepReports:
     def _between_steps(self) -> None:
         """Report changes since the last step, and what waits and is held now."""
         changes, self._changes = tuple(self._changes), []
-        self.emit(
-            v.EngineStep(
-                incarnation=self._of.incarnation,
-                step=self._reported_steps,
-                duration_us=0,
-                batch=0,
-                sum_context=0,
-                prefill_tokens=0,
-                waiting=len(self._of.engine.waiting),
-                kv_used=self._of.engine.kv_used,
-                changes=changes,
-            )
+        self.emit(self._progress(changes))
+
+    def _progress(self, changes: tuple[v.AnyChange, ...]) -> v.EngineStep:
+        """No step, but changes, and what waits and is held now."""
+        return v.EngineStep(
+            incarnation=self._of.incarnation,
+            step=self._reported_steps,
+            duration_us=0,
+            batch=0,
+            sum_context=0,
+            prefill_tokens=0,
+            waiting=len(self._of.engine.waiting),
+            kv_used=self._of.engine.kv_used,
+            changes=changes,
         )
 
     def _steps(self, steps: int, last: Step) -> None:

@@ -6,7 +6,7 @@ depend on when it is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any, Protocol
 
@@ -543,6 +543,34 @@ class EngineProcess:
     def tell(self, event: v.Event) -> None:
         """Send an event for the log through the agent."""
         self.reports.emit(event)
+
+    def state_again(self) -> None:
+        """Report all requests once more, as far as they are: the log that begins knows none. As
+        `_Reports.state_again` of the real scheduler."""
+        self.step()
+        if self.machine.truth is not None:
+            self.machine.truth.engine_states(self)
+        statement = [change for track in self.tracks.values() for change in self._statement(track)]
+        self.reports.state_again(tuple(statement))
+
+    def _statement(self, track: Track) -> Iterator[v.AnyChange]:
+        """What was reported of a request so far, in short. Its dispatch is of the former log."""
+        name, attempt = track.what.request, track.what.attempt
+        tokens = track.what.prompt_tokens + track.given
+        yield v.RequestQueued(name, attempt, tokens)
+        found = self.engine.account_of(track.name)
+        if found is None:
+            return  # it waits for its blocks
+        if found.generated:
+            tokens += found.generated
+            yield v.RequestPreempted(name, attempt, tokens, found.generated)
+        if not found.is_admitted:
+            return
+        yield v.RequestAdmitted(name, attempt, found.computed, found.blocks)
+        if track.blocks:
+            yield v.KvBlocksFilled(name, attempt, track.blocks)
+        if found.decodes:
+            yield v.FirstToken(name, attempt)
 
     def _observed(self, event: v.Event) -> None:
         if self.machine.seen is not None:

@@ -19,6 +19,7 @@ from relume.events.log.segment import Segment, unpack
 
 CLUSTER = 0x51A
 PUT, DELETE = 0, 1
+_VALUE = 3  # Compare.CompareTarget.VALUE
 
 
 DAMAGED = b"no segment"
@@ -84,13 +85,15 @@ class Range(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Txn(Struct, frozen=True, kw_only=True):
-    """Compares are (key, create revision, whether greater instead of equal)."""
+    """Compares are (key, create revision, whether greater instead of equal); `values` are of keys that
+    must exist with this value."""
 
     compares: tuple[tuple[bytes, int, bool], ...]
     puts: tuple[tuple[bytes, bytes, int], ...]
     reads: tuple[Range, ...]
     otherwise: tuple[Range, ...]
     drops: tuple[bytes, ...] = ()
+    values: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class Lease(Struct):
@@ -211,6 +214,10 @@ class Store:
             created = kv.create_revision if kv is not None else 0
             if not (created > revision if greater else created == revision):
                 return self._done(False, txn.otherwise)
+        for key, value in txn.values:
+            kv = self._at(key, self.revision)
+            if kv is None or kv.value != value:
+                return self._done(False, txn.otherwise)
         for _, _, lease in txn.puts:
             if lease and lease not in self.leases:
                 raise NoSuchLease
@@ -238,6 +245,21 @@ class Store:
         if found is None:
             raise NoSuchLease
         self._drop(found.keys)
+
+    def go_back(self, revision: int, leases: Iterable[Lease]) -> None:
+        """Be what it was at `revision`, when it had these leases."""
+        self.revision = revision
+        del self.changes[revision:]
+        self.leases = {lease.id: lease for lease in leases}
+        self._folders.clear()
+        versions, self._versions = self._versions, {}
+        for key in sorted(versions):
+            if found := [kv for kv in versions[key] if kv.mod_revision <= revision]:
+                self._versions[key] = found
+                self._folders.setdefault(key[: key.rfind(b"/") + 1], []).append(key)
+                if found[-1].lease in self.leases:
+                    self.leases[found[-1].lease].keys[key] = None
+        self._names = sorted(self._folders)
 
     def _done(self, succeeded: bool, reads: tuple[Range, ...]) -> Done:
         return Done(succeeded, [Op(self.range(r)) for r in reads], Header(self.revision))
@@ -289,7 +311,12 @@ class Store:
 
 def txn_of(request: Any) -> Txn:
     """A `TxnRequest`, read once: its sender may fill it again for the next append."""
-    compares = tuple((c.key, c.create_revision, c.result == 1) for c in request.compare)
+    compares, values = [], []
+    for c in request.compare:
+        if c.target == _VALUE:
+            values.append((c.key, c.value))
+        else:
+            compares.append((c.key, c.create_revision, c.result == 1))
     puts, reads, drops = [], [], []
     for op in request.success:
         if op.HasField("request_put"):
@@ -301,11 +328,12 @@ def txn_of(request: Any) -> Txn:
             reads.append(range_of(op.request_range))
     otherwise = tuple(range_of(op.request_range) for op in request.failure)
     return Txn(
-        compares=compares,
+        compares=tuple(compares),
         puts=tuple(puts),
         reads=tuple(reads),
         otherwise=otherwise,
         drops=tuple(drops),
+        values=tuple(values),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from relume.chaos.scenario.schedule import PlannedFault
 from relume.chaos.sim.etcd.members import SimEtcd
+from relume.chaos.sim.etcd.restored_etcd import RestoredEtcd
 from relume.chaos.sim.world.link_rules import Rule
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
@@ -80,6 +81,8 @@ class LogFaults:
 
     _fleet: LogTargets
     _random: Random
+    restored: list[RestoredEtcd]
+    """Backups of etcd that were made."""
 
     # --- members -----------------------------------------------------------------------------
 
@@ -107,6 +110,17 @@ class LogFaults:
             raise CannotStrike(f"there is no majority without {target}")
         etcd.kill(target)
         self._fleet.loop.call_later(REPLACE_S, etcd.start, target)
+
+    def _etcd_restored(self, planned: PlannedFault, target: str) -> Undo | None:
+        """A backup has what the cluster has, whatever its number of members."""
+        fleet = self._fleet
+        if planned.target == "all" and target != fleet.etcd.members[0]:
+            return None
+        restored = RestoredEtcd(fleet.loop, fleet.etcd, fleet.planes, fleet.hosts, self._random)
+        if not restored.log_id:
+            raise CannotStrike("the log has no id yet")
+        self.restored.append(restored)
+        return restored.renew
 
     def _watch_silent(self, planned: PlannedFault, target: str) -> Undo:
         etcd = self._fleet.etcd

@@ -45,6 +45,7 @@ from relume.chaos.sim.world.virtual_loop import Process, VirtualLoop
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.etcd.keys import Keys, after_prefix
+from relume.events.etcd.maintenance import Maintenance
 from relume.events.etcd.reader import scan
 from relume.events.etcd.reader.log_reader import EtcdReader
 from relume.events.etcd.writer.backlog import Backlog
@@ -102,6 +103,13 @@ class Member:
 Proposal = tuple[Member, str, Any, Reply]
 
 
+class Backup(Struct, frozen=True):
+    """What a cluster was at a revision. Leases are in a backup, with their whole TTL: (id, TTL)."""
+
+    revision: int
+    leases: tuple[tuple[int, int], ...]
+
+
 class SimEtcd:
     """A cluster. `names`: those of its members, which are processes on hosts of their own.
 
@@ -120,6 +128,18 @@ class SimEtcd:
         loop.stand_ins["segments"] = lambda: mock.patch.multiple(scan, unpack=self.store.unpack)
         self.no_space = False
         """Whether puts and lease grants are refused, as under the alarm NOSPACE."""
+        self.may_be_restored = False
+        """Whether the log may end, and another begin. Processes look at its id only then: it costs them
+        calls."""
+        self.log_number = 0
+        """Counts restores and new logs: what was read under another number is of another state."""
+        self.former: tuple[RevisionGroup, ...] = ()
+        """The log that ended last."""
+        self.on_new_state: list[Callable[[], None]] = []
+        """Called at each change of `log_number`."""
+        self._ended: tuple[RevisionGroup, ...] = ()
+        self._began = 0
+        """Revision at which the present log began."""
         self.elections = 0
         self.landed: list[LandedSegment] = []
         """Appends acknowledged to writers as durable (I13)."""
@@ -224,9 +244,13 @@ class SimEtcd:
         """The real reader."""
         return self.log(process).reader()
 
+    def maintenance(self, process: Process) -> Maintenance | None:
+        """For the id of the log, if another one may take its place."""
+        return Maintenance(self.log(process).client) if self.may_be_restored else None
+
     def groups(self) -> tuple[RevisionGroup, ...]:
         """The whole log."""
-        return self.store.groups(self.config.prefix)
+        return self.store.groups(self.config.prefix, self._began + 1)
 
     def groups_from(self, first: int, last: int = 0) -> tuple[RevisionGroup, ...]:
         """The log from revision `first` on, up to `last` if given."""
@@ -303,6 +327,39 @@ class SimEtcd:
                 if events:
                     reply(_watch_response(member, events=events))
         member.unsent.clear()
+
+    def back_up(self) -> Backup:
+        """A backup of now."""
+        leases = self.store.leases.values()
+        return Backup(self.store.revision, tuple((lease.id, lease.ttl_s) for lease in leases))
+
+    def restore(self, backup: Backup) -> None:
+        """End all members, and start them on what `backup` has. All connections break, and watches with
+        them."""
+        for name in self.members:
+            self.kill(name)
+        self._ended = self.groups()
+        self._batch, self._waiting, self._under_way = [], [], []
+        leases = (Lease(name, ttl_s, 0.0) for name, ttl_s in backup.leases)
+        self.store.go_back(backup.revision, leases)
+        self._new_state()
+        for name in self.members:
+            self.start(name)
+
+    def log_begins(self) -> None:
+        """A new log began with the present revision, in the place of what was restored."""
+        self.former, self._ended = self._ended, ()
+        self._began = self.store.revision
+        self._new_state()
+
+    def _new_state(self) -> None:
+        self.log_number += 1
+        self.landed.clear()
+        self.clock_ms.clear()
+        if self.recorder is not None:
+            self.recorder.forget()
+        for tell in self.on_new_state:
+            tell()
 
     def damage(self, stream: str, ahead: int) -> bool:
         """Put bytes that are no segment `ahead` of the last segment of a stream; False without a leader.

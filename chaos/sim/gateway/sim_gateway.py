@@ -69,7 +69,10 @@ class PromptCounts:
 
 
 class SimGateway(Gateway):
-    """A `Door` for clients, and the real `GatewayPort`. The fleet has one model."""
+    """A `Door` for clients, and the real `GatewayPort`. The fleet has one model, which clients name."""
+
+    model = ""
+    """Its name, for requests that come before the log has any worker."""
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class SimGateway(Gateway):
             caller.refused(429, "too many requests are under way; try again")
             return
         models = self._scheduler.models()
-        model, marks = models[0] if models else "", b""
+        model, marks = models[0] if models else self.model, b""
         if what.prefix:
             size = self._scheduler.block_tokens(model)
             marks = of_prompt(what.prefix, what.prefix_block, what.prompt_tokens, size)

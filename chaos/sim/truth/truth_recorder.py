@@ -71,7 +71,17 @@ class TruthRecorder:
         self._own = Keys(etcd.config.prefix)
         self._next_ns = 0
         self._engines: dict[str, EngineProcess] = {}
+        self._stating: set[EngineProcess] = set()
+        """Engines that have made no step since they reported their requests to a new log: of a request
+        that decodes, only the next step says how far it is."""
         etcd.observers.append(self._changed)
+        etcd.on_new_state.append(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """Etcd holds another log, of which nothing is known yet. When engines served does not depend on
+        logs."""
+        before, self.truth = self.truth, GroundTruth()
+        self.truth.serving, self.truth.idle = before.serving, before.idle
 
     # --- reports -------------------------------------------------------------------------------
 
@@ -80,7 +90,10 @@ class TruthRecorder:
         last = event.changes[-1]
         key = ReportKey(engine.incarnation, event.step, type(last), last.request, last.attempt)
         worker = engine.machine.name
-        self.truth.reports.setdefault(worker, {})[key] = load_of(engine, event.step)
+        if event.duration_us:
+            self._stating.discard(engine)
+        if engine not in self._stating:
+            self.truth.reports.setdefault(worker, {})[key] = load_of(engine, event.step)
         self._engines[worker] = engine
         self._note_idle(worker, not engine.tracks)
         now_ns = self._loop.now_ns
@@ -96,6 +109,11 @@ class TruthRecorder:
                 self.truth.queued[name] = QueuedReport(
                     worker, event.incarnation, event.step, change.dispatch
                 )
+
+    def engine_states(self, engine: EngineProcess) -> None:
+        """An engine reports all its requests to a new log, which does not have its earlier reports."""
+        self.truth.reports.pop(engine.machine.name, None)
+        self._stating.add(engine)
 
     def engine_serves(self, worker: str, serving: bool) -> None:
         """The engine of a worker serves from now on, or no longer."""
@@ -126,7 +144,7 @@ class TruthRecorder:
         """Check the folds of all living replicas."""
         self.truth.looks += 1
         for name, plane in self._planes.items():
-            if plane.replica is not None:
+            if plane.replica is not None and plane.log_number == self._etcd.log_number:
                 taken = plane.gateway.taken if plane.gateway is not None else frozenset()
                 found = self._of_replica(plane.replica, taken)
                 self.truth.found += ((name, text) for text in found)

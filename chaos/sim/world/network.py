@@ -83,6 +83,10 @@ class Wires:
         for end in served.ends if served is not None else ():
             self.loop.call_later(CLOSED_S, end.shut, "reset", RESET)
 
+    def stop_listening(self, address: str) -> None:
+        """Accept no further connection at the address; those that exist stay."""
+        self.served.pop(address, None)
+
     def answers(self, address: str) -> bool:
         """Whether a process listens there."""
         return address in self.served
@@ -400,6 +404,9 @@ class ClientDoor:
     def flush(self, connection: str) -> None:
         """Update the answer, at once."""
         near, served = self._calls.get(connection), self._wires.served.get(self._address)
+        if near is not None and served is None:
+            there = near.peer.served  # it accepts no more connections
+            served = there if there is not None and there.process.alive else None
         if near is not None and served is not None and not served.process.stopped:
             near.look(served.what.flush, connection)
 

@@ -37,6 +37,10 @@ class TruthRecorder(Protocol):
         """An engine writes a report about its requests."""
         ...
 
+    def engine_states(self, engine: Any) -> None:
+        """An engine reports all its requests to a new log."""
+        ...
+
     def engine_serves(self, worker: str, serving: bool) -> None:
         """The engine of a worker serves from now on, or no longer."""
         ...
