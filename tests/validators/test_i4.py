@@ -98,12 +98,14 @@ def test_i4_finds_an_engine_that_was_never_chosen() -> None:
 
 
 def of_a_former_log(*events: object, stated: int = 3) -> Story:
-    """w0 reports an attempt that it has, and no dispatch of it; its client returns to r0."""
+    """w0 reports an attempt that it has (0: it had finished it before), and no dispatch of it; its client
+    returns to r0."""
     story = Story()
     story.replica()
     for worker in ("w0", "w1"):
         story.worker(worker)
-    story.tell("w.w0", engine_step(queued(attempt=stated)))
+    if stated:
+        story.tell("w.w0", engine_step(queued(attempt=stated)))
     returned = v.ClientReturned(request="q1", claim="c1", attempt=3, tokens=5, events=0)
     story.tell("r.r0", arrived(), returned, *events)
     return story
@@ -118,6 +120,8 @@ def of_a_former_log(*events: object, stated: int = 3) -> Story:
         (of_a_former_log(observed(attempt=3), decided(attempt=3, worker="w1")), "attempt 3 follows attempt 3"),
         (of_a_former_log(observed(attempt=3), decided(attempt=5, worker="w1")), "attempt 5 follows attempt 3"),
         (of_a_former_log(decided(attempt=4, worker="w1"), stated=2), "attempt 4 follows attempt 0"),
+        (of_a_former_log(observed(attempt=3), decided(attempt=4, worker="w1"), stated=0), ""),
+        (of_a_former_log(observed(attempt=3), decided(attempt=5, worker="w1"), stated=0), "attempt 5 follows"),
     ],
 )  # fmt: skip
 def test_i4_counts_the_attempt_under_which_a_stream_of_a_former_log_runs(

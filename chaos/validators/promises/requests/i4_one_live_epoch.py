@@ -13,12 +13,13 @@ that attempt: its owner reads that it is none any more. Numbers of dispatches th
 are free to it.
 
 A stream that began in a former log arrives in this one when its client returns. Until then an engine
-alone reports its attempt, without a dispatch. That attempt is live like any other.
+alone reports its attempt, without a dispatch. That attempt is live like any other. An engine that had
+finished it before this log began reports nothing: then the return alone names the attempt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from relume.chaos.validators.records import (
     ClientRecord,
@@ -42,7 +43,10 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
     broken, lost = broken_replicas(groups)
     unwritten = UnwrittenDecisions(groups, lost) if broken else None
     held = _held(groups) if any(len(course.owners) > 1 for course in found.values()) else {}
-    former = _former(groups, [name for name, course in found.items() if _is_former(course)])
+    returned = {
+        name: course.events[1].event.attempt for name, course in found.items() if _is_former(course)
+    }
+    former = returned | _former(groups, returned)
     for course in found.values():
         began = former.get(course.request, 0)
         known = {change.attempt for _, change in course.queued} | held.get(course.request, set())
@@ -71,7 +75,7 @@ def _is_former(course: Course) -> bool:
     return kinds == [v.RequestArrived, v.ClientReturned]
 
 
-def _former(groups: Sequence[RevisionGroup], requests: Sequence[str]) -> dict[str, int]:
+def _former(groups: Sequence[RevisionGroup], requests: Collection[str]) -> dict[str, int]:
     """The latest attempt of each of these that an engine reported without a dispatch."""
     found: dict[str, int] = {}
     for at in events_of(groups, "w.") if requests else ():
