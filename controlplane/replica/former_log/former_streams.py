@@ -42,8 +42,9 @@ LOOKUPS = 8
 """Maximum number of engines that are requested at once."""
 MOST = 1024
 """Maximum number of streams that are looked for, or found; the oldest are dropped first."""
-FOUND_S = 60.0
-"""Time for which what was found is stored: its client returns again."""
+FOUND_S = 15.0
+"""Time for which what was found is stored: its client returns again, after the gateway's `retry_after_s`. An
+engine has a stream for `resume_grace_s` at most, so an older answer may be wrong."""
 ADOPTED_TICKS = 300
 """Time after an engine came from a former log for which all engines are requested."""
 MOST_ENGINES = 64
