@@ -22,7 +22,8 @@ class Dispatch(Struct, frozen=True, kw_only=True):
     `content_id`: token i of equal `content_id` is the same on every healthy engine. `record`: the
     encoded decision that came with it. `delivered` tokens exist already (mode continue or replay).
     `claim`: the resume token, with which a connection may attach to the stream within `grace_s`;
-    `envelope`: state daemons that may have the request. `is_stock`: its engine has no plugin, so it
+    `envelope`: state daemons that may have the request; `origin`: where the stream began
+    (`relume.events.wire.stream_origin`), as text. `is_stock`: its engine has no plugin, so it
     does not name token ids, and hands nothing over."""
 
     request: str
@@ -42,6 +43,7 @@ class Dispatch(Struct, frozen=True, kw_only=True):
     claim: str = ""
     grace_s: int = 0
     envelope: tuple[str, ...] = ()
+    origin: str = ""
     is_stock: bool = False
 
 

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from relume.chaos.sim.message_ports import Answer, Dispatch, Stretch
-from relume.events.wire.worker_calls import Attach
+from relume.events.wire.stream_origin import log_of
+from relume.events.wire.worker_calls import Attach, OriginAnswered
 
 LEAST_KNOWN = 3
 """An attached connection gets fewer than this number of its client's tokens again."""
@@ -47,11 +48,12 @@ NOBODY = Nobody()
 
 class BufferedStream(Struct, eq=False, kw_only=True):
     """One stream. `finish`: how it ended, empty while it runs. `grace`: counts graces begun or
-    ended."""
+    ended. `log`: the one that it belongs to, if a replica has attached to it."""
 
     track: Track
     finish: str = ""
     grace: int = 0
+    log: str = ""
 
 
 class StreamBuffers:
@@ -103,6 +105,7 @@ class StreamBuffers:
         if stream is None or stream.track.what.claim != what.claim:
             answer.refused(404 if stream is None else 403)
             return
+        stream.log = what.log or stream.log
         track = stream.track
         track.answer.taken()
         track.answer = answer
@@ -121,6 +124,14 @@ class StreamBuffers:
             answer.end(stream.finish)
             track.answer = NOBODY
             self._begin_grace(stream)
+
+    def origin(self, request: str) -> OriginAnswered | None:
+        """Where a stream that is buffered here began; None if it is not here, or that is unknown."""
+        found = [s for s in self._streams.values() if s.track.what.request == request]
+        last = max(found, key=lambda stream: stream.track.what.attempt, default=None)
+        if last is None or not (origin := last.track.what.origin):
+            return None
+        return OriginAnswered(origin, last.log or log_of(origin), last.track.what.attempt)
 
     def release(self, what: Attach) -> None:
         """No client will return for these."""

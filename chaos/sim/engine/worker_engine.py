@@ -11,6 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 from msgspec import convert
+from msgspec.structs import asdict
 
 from relume.chaos.sim import second_answers
 from relume.chaos.sim.canary_answers import first_wrong
@@ -26,10 +27,12 @@ from relume.events.vocabulary.enums import AttemptMode
 from relume.events.wire.worker_calls import (
     CHECKPOINT_PATH,
     HANDOVER_PATH,
+    ORIGIN_PATH,
     PROBE_PATH,
     RELEASE_PATH,
     STATE_PATH,
     Attach,
+    OriginRequest,
 )
 
 EXACT = ("greedy", "seeded", "penalties", "logprobs", "structured", "parsers", "choices")
@@ -349,6 +352,8 @@ class EngineProcess:
         if path == RELEASE_PATH:
             self.buffers.release(convert(body, Attach))
             return 200, {"released": True}
+        if path == ORIGIN_PATH:
+            return self._origin(convert(body, OriginRequest))
         track = self.tracks.get(f"{body.get('request')}/{body.get('attempt')}")
         if path == HANDOVER_PATH:
             if track is None or track.leaving or track.what.is_stock:
@@ -363,6 +368,13 @@ class EngineProcess:
             self.checkpoints.retarget(track, tuple(body.get("holders", ())))
             return 200, {"holders": body.get("holders", ())}
         return 404, {"error": "no such path"}
+
+    def _origin(self, what: OriginRequest) -> tuple[int, dict[str, Any]]:
+        """Where a stream began, for a replica whose log does not name it. It reads no envelopes."""
+        found = self.buffers.origin(what.request)
+        if found is None:
+            return 404, {"error": "this stream is not here"}
+        return 200, asdict(found)
 
     def cross_check(self, body: dict[str, Any], reply: second_answers.Reply) -> Callable[[], None]:
         """See ports.Endpoint."""

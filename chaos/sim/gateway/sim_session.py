@@ -172,6 +172,7 @@ class SimSession(RequestSession):
                 claim=fields.get(h.CLAIM, ""),
                 grace_s=h.Grace.parse(grace).grace_s if grace else 0,
                 envelope=envelope,
+                origin=fields.get(h.ORIGIN, ""),
                 is_stock=what.kind == "unnamed",
             ),
         )
