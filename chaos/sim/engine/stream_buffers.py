@@ -126,11 +126,14 @@ class StreamBuffers:
             self._begin_grace(stream)
 
     def origin(self, request: str) -> OriginAnswered | None:
-        """Where a stream that is buffered here began; None if it is not here, or that is unknown."""
+        """Where a stream that is buffered here began; None if it is not here, or that is unknown. Its grace
+        begins anew: its client is there."""
         found = [s for s in self._streams.values() if s.track.what.request == request]
         last = max(found, key=lambda stream: stream.track.what.attempt, default=None)
         if last is None or not (origin := last.track.what.origin):
             return None
+        if last.finish or last.track.answer is NOBODY:
+            self._begin_grace(last)
         return OriginAnswered(origin, last.log or log_of(origin), last.track.what.attempt)
 
     def release(self, what: Attach) -> None:

@@ -68,13 +68,17 @@ class StreamBuffers:
         return buffer.envelope if buffer is not None else b""
 
     def origin(self, request: str) -> OriginAnswered | None:
-        """Where a stream that is buffered here began; None if it is not here, or that is unknown."""
+        """Where a stream that is buffered here began; None if it is not here, or that is unknown. The question
+        says that its client is there: its grace begins anew."""
         attempt = max((n for name, n in self._buffers if name == request), default=None)
         if attempt is None:
             return None
         buffer = self._buffers[request, attempt]
-        origin = unpack(buffer.envelope).origin
-        return OriginAnswered(origin, buffer.log or log_of(origin), attempt) if origin else None
+        if not (origin := unpack(buffer.envelope).origin):
+            return None
+        if buffer.is_without_client:
+            buffer.expire_in(buffer.bounds.grace_s)
+        return OriginAnswered(origin, buffer.log or log_of(origin), attempt)
 
     def detached(self, buffer: StreamBuffer) -> None:
         """No connection is attached, and its end has not been written out."""
@@ -94,9 +98,7 @@ class StreamBuffers:
         """Erase what is too many: complete ones first, then the one detached longest."""
         if len(self._buffers) <= streams:
             return
-        away = [
-            k for k in self._buffers.values() if k.detached_at or (k.finished and not k.attached)
-        ]
+        away = [k for k in self._buffers.values() if k.is_without_client]
         away.sort(key=lambda k: (not k.finished, k.detached_at))
         for old in away[: -streams or None]:
             self.forget(old, TOO_MANY)

@@ -323,6 +323,11 @@ class StreamBuffer:
         """Whether a connection is attached."""
         return self._sink is not None
 
+    @property
+    def is_without_client(self) -> bool:
+        """Whether its grace runs: no connection is attached, or has more to write out."""
+        return bool(self.detached_at) or (self.finished and not self.attached)
+
     def expire_in(self, seconds: float) -> None:
         """Be erased, and the request aborted, unless a connection attaches."""
         self._stop_timer()

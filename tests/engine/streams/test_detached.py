@@ -335,6 +335,32 @@ async def test_a_stream_whose_client_returns_outlives_its_grace() -> None:
     assert _ids(third) == [1000, 1001, 1002] and third.frames[-1] == frames.End("stop")
 
 
+@pytest.mark.parametrize("is_finished", [True, False])
+async def test_a_question_about_its_origin_begins_its_grace_anew(is_finished: bool) -> None:
+    """A replica of a new log puts it for a client that is to return once more."""
+    buffers, wire = StreamBuffers(), Wire()
+    envelope = Envelope("/v1/completions", "q", "17", b"body", "one AAA").pack()
+    kept = buffers.keep(Generation("q", 1), Grace(60, 1 << 20, 1 << 20, 8), "claim", envelope)
+    kept.begin(wire.send)
+    await kept.send(START)
+    await _write(kept, 0, 3)
+    assert buffers.origin("q") is not None
+    if is_finished:
+        await _finish(kept)
+        await wire.ended.wait()
+    else:
+        await _lose(kept, wire)
+    kept.expire_in(0)
+    assert buffers.origin("q") is not None
+    for _ in range(3):  # turns in which that grace is over
+        await asyncio.sleep(0)
+    assert buffers.find("q", 1, "claim") is kept
+    kept.expire_in(0)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert buffers.origin("q") is None
+
+
 async def test_the_end_of_the_grace_is_the_handlers_disconnect() -> None:
     buffers, wire = StreamBuffers(), Wire()
     kept = _kept(buffers, wire, grace_s=0)
