@@ -63,7 +63,7 @@ class UnacknowledgedRequests:
 
 class UnreportedRequests:
     """Requests that no replica wrote, as above, and whose engines' records were dropped: the log says
-    of each of these engines that it lacks reports of that time."""
+    of each of these engines that it lacks reports of that time, or that its agent ended."""
 
     def __init__(self, groups: Sequence[RevisionGroup], lost: set[str], truth: GroundTruth) -> None:
         self._truth = truth
@@ -99,6 +99,8 @@ class _Reports:
             engine = at.stream.removeprefix("w."), getattr(at.event, "incarnation", 0)
             if type(at.event) is v.ReportsDropped:
                 self._on_dropped(engine)
+            elif type(at.event) is v.WorkerRegistered:
+                self._on_agent(engine[0])
             elif type(at.event) is v.EngineStep:
                 self._on_step(engine, at.event)
 
@@ -113,6 +115,12 @@ class _Reports:
         since = self._noted.get(engine, last)
         self._missing.setdefault(engine, []).append((since, _UNKNOWN))
         self._noted[engine] = last
+
+    def _on_agent(self, worker: str) -> None:
+        """Another agent: what the one before had of engines may have ended with it."""
+        for engine, last in self._last.items():
+            if engine[0] == worker:
+                self._missing.setdefault(engine, []).append((last, _UNKNOWN))
 
     def _on_step(self, engine: _Engine, event: v.EngineStep) -> None:
         missing = self._missing.setdefault(engine, [])

@@ -326,6 +326,29 @@ def test_i1_knows_what_a_dead_gateway_did_not_write_and_no_engine_could_report(
     assert "does not know" in says(known=None)
 
 
+@pytest.mark.parametrize(
+    ("step", "again", "fine"), [(7, True, True), (7, False, False), (3, True, False)]
+)
+def test_i1_knows_that_reports_end_with_their_agent(step: int, again: bool, fine: bool) -> None:
+    """Composed 188432: etcd was away, a gateway, the agent of its engine, and then its host were lost."""
+    dispatch = encode(msgspec.structs.replace(decided("q2"), decision="r0.b1.2"))
+    truth = GroundTruth(
+        attempts={"c2": [("q2/1", "w0", 5)]}, queued={"q2/1": QueuedReport("w0", 1, step, dispatch)}
+    )
+    client = ClientRecord(
+        request="c2", status=200, outcome="completed", token_count=64, finish="length"
+    )
+    story = short()
+    story.tell("r.r0", msgspec.structs.replace(chosen("q1", "w1"), decision="r0.b1.1"))
+    story.tell("w.w0", msgspec.structs.replace(engine_step(finished()), step=4))
+    if again:
+        story.tell("w.w0", v.WorkerRegistered(worker="w0", domain="host", agent_pid=8))
+    story.tell("r.r0", ended())
+    story.replica("r0", "b2")
+    found = i1_one_terminal_event.check(story.groups, [client], truth)
+    assert (found == []) is fine
+
+
 def test_i1_has_the_leader_end_what_only_an_engine_told_of() -> None:
     def story(behind: int = 6) -> Story:
         told = short()

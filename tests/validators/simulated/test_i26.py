@@ -223,6 +223,18 @@ def test_a_loss_that_lands_late_counts_from_when_the_log_has_it() -> None:
     assert found(log) == ""
 
 
+@pytest.mark.parametrize(
+    ("what", "worker", "fine"),
+    [("link-slow", "w1", True), ("holder-kill", "w1", False), ("link-slow", "w2", False)],
+)
+def test_a_fault_of_the_holder_s_host_may_delay_the_news(
+    what: str, worker: str, fine: bool
+) -> None:
+    """Composed 188372: the agent wrote that its state daemon was dead over a link of 0.5 s."""
+    strike = Strike(what=what, targets=frozenset((worker,)), since_ms=0, until_ms=1 << 60)
+    assert (found(lost_holder(535, chosen("q1", "w2")), strike) == "") is fine
+
+
 def test_one_that_gets_another_soon_is_not() -> None:
     assert found(lost_holder(100, chosen("q1", "w2"))) == ""
     assert found(lost_holder(450, ended())) == ""

@@ -6,7 +6,8 @@ the same, with its reason.
 
 Exceptions: within the bound the request ended, its engine finished it, it lost its attempt or changed
 its replica, or the same host had a new state daemon; its replica was struck by a fault, or the log was
-away; no state daemon was left; the log had lost its worker, and nothing says what its engine still runs.
+away, or a fault delayed what the host of the holder wrote; no state daemon was left; the log had lost its
+worker, and nothing says what its engine still runs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from relume.events import vocabulary as v
 
 BOUND_MS = 500
 """The replica decides when it folds the loss; the rest is its way into the log and back."""
+
+
+_DELAYS = frozenset(("link-slow", "cut", "cut-one-way", "agent-stop", "cpu-limit"))
+"""Faults of its host by which the news of a lost state daemon come later."""
 
 
 class _Placed(Struct, kw_only=True):
@@ -126,5 +131,9 @@ def _is_missing(
     whose reports say so."""
     if not 0 < placed.due_ms < at.at_ms - late_ms.get(placed.stream, 0):
         return False
+    since_ms = placed.due_ms - BOUND_MS - FELT_MS
+    delays = [strike for strike in strikes if strike.what in _DELAYS]
+    if is_struck(delays, (placed.lost,), since_ms, at.at_ms):
+        return False
     targets = (placed.stream[2:], at.stream[2:], THE_LOG)
-    return not is_struck(strikes, targets, placed.due_ms - BOUND_MS - FELT_MS, at.at_ms)
+    return not is_struck(strikes, targets, since_ms, at.at_ms)
