@@ -105,8 +105,11 @@ def test_an_absurd_notice_is_no_reason_to_notice_a_death_late() -> None:
 # --- restores
 
 
-def lost_streams(count: int, restored: int, covered: int = 96, us: int = 200_000) -> Story:
-    """So many streams of w0, whose blocks w1 holds, continue on w2, which restores some of them."""
+def lost_streams(
+    count: int, restored: int, covered: int = 96, us: int = 200_000, over: bool = False
+) -> Story:
+    """So many streams of w0, whose blocks w1 holds, continue on w2, which restores some of them. `over`:
+    the leader ended them before, since it had declared their replica lost."""
     log = short()
     log.worker("w2")
     log.tell("w.w1", daemon("w1", 1 << 20))
@@ -116,6 +119,8 @@ def lost_streams(count: int, restored: int, covered: int = 96, us: int = 200_000
         name = f"s{number}"
         log.tell("r.r0", arrived(name), decided(name), chosen(name, "w1"))
         log.tell("w.w1", held("w1", name, covered))
+        if over:
+            log.tell("fleet", ended(name, "failed"))
         again = decided(name, 2, "w2", delivered=8, basis=v.Basis(log.revision, 0))
         log.tell("r.r0", replace(again, mode="continue", cause="engine_dead"))
         log.tell("w.w2", engine_step(queued(name, 2)))
@@ -137,6 +142,11 @@ def test_blocks_that_no_engine_restores_are_named() -> None:
 def test_half_of_them_may_have_a_reason() -> None:
     assert found(lost_streams(6, 3)) == ""
     assert found(lost_streams(3, 0)) == ""
+
+
+def test_what_the_leader_had_ended_need_not_be_restored() -> None:
+    """Composed 189201: a replica stood still for 18 s, and continued its streams then."""
+    assert found(lost_streams(6, 0, over=True)) == ""
 
 
 def test_what_is_not_worth_it_need_not_be_restored() -> None:

@@ -9,7 +9,8 @@ engine that is free now beside one that can restore.
 
 Exceptions: a fault struck the holder before or after, or the engine after, or the log was away; the
 engine never reported the attempt, or reports of it were lost; the engine before had generated all of it,
-and had its blocks dropped; weights were damaged, so that blocks may not be used.
+and had its blocks dropped; the leader had ended the request, whose replica stood still, and had its blocks
+dropped; weights were damaged, so that blocks may not be used.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def unused_restores(log: Log, strikes: Sequence[Strike]) -> Iterator[str]:
         for _, change in course.queued
     }
     ends = _Ends(log)
+    over = {name: min(at.revision for at in c.ends) for name, c in courses(log).items() if c.ends}
     missed, count = [], 0
     for at in open_to:
         name = at.event.request, at.event.attempt
@@ -74,6 +76,8 @@ def unused_restores(log: Log, strikes: Sequence[Strike]) -> Iterator[str]:
         if not holder or name not in queued or _is_disturbed(strikes, at, holder, sent[name]):
             continue
         if (name[0], name[1] - 1) in ends.whole or ends.has_lost(at):
+            continue
+        if over.get(name[0], NEVER) < at.revision:
             continue
         count += 1
         if name not in restored:
