@@ -70,8 +70,8 @@ class FormerStreams:
         self._sought: dict[str, None] = {}
         self._found: dict[str, tuple[FormerStream | None, float]] = {}
         self._wanted: asyncio.Queue[str] = asyncio.Queue(MOST)
-        self._started: dict[str, int] = {}
-        """Revision at which the last engine of a stream started."""
+        self._started: set[str] = set()
+        """Streams whose engine started in the present transaction."""
         self._adopted_tick = -ADOPTED_TICKS
 
     def known(self, request: str) -> FormerStream | None:
@@ -97,14 +97,14 @@ class FormerStreams:
 
     def seen(self, stream: str, position: int, event: Any) -> None:
         """An engine starts and is ready in one transaction: it ran before, under a former log."""
-        fleet = self._decisions.view.fleet
         if type(event) is v.EngineStarted:
-            self._started[stream] = fleet.revision
-        elif type(event) is v.EngineReady and self._started.pop(stream, 0) == fleet.revision:
-            self._adopted_tick = fleet.tick
+            self._started.add(stream)
+        elif type(event) is v.EngineReady and stream in self._started:
+            self._adopted_tick = self._decisions.view.fleet.tick
 
     def folded(self, group: Any) -> None:
-        """Events alone concern it."""
+        """What is not ready yet did not run before."""
+        self._started.clear()
 
     async def run(self) -> None:
         """Look for streams until cancelled."""

@@ -224,6 +224,8 @@ def former(*events: tuple[int, Any]) -> tuple[FormerStreams, Fleet]:
     decisions: Any = SimpleNamespace(view=SimpleNamespace(fleet=fleet), log_id=PRESENT)
     found = FormerStreams(decisions)
     for revision, event in events:
+        if fleet.revision != revision:
+            found.folded(None)
         fleet.revision = revision
         found.seen("w.w0", 1, event)
     return found, fleet
