@@ -95,8 +95,8 @@ def test_a_shell_completes_commands_and_their_options(shell, capsys):
     script = capsys.readouterr().out
     assert "relume" in script and "--before" in script and "disable-restart" in script
     if shell == "bash":
-        asked = "COMP_WORDS=(relume inc); COMP_CWORD=1; _shtab_relume; echo ${COMPREPLY[*]}"
-        done = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True)
+        query = "COMP_WORDS=(relume inc); COMP_CWORD=1; _shtab_relume; echo ${COMPREPLY[*]}"
+        done = subprocess.run(["bash", "-c", f"{script}\n{query}"], capture_output=True, text=True)
         assert done.stdout.strip() == "incidents", done.stderr
 
 

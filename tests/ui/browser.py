@@ -17,12 +17,9 @@ from typing import Any
 
 import aiohttp
 
-CHROMIUM = (
-    os.environ.get("RELUME_CHROMIUM")
-    or shutil.which("chromium")
-    or shutil.which("chromium-browser")
-    or ""
-)
+from relume.chaos.page_picture import find_chromium
+
+CHROMIUM = find_chromium()
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-extensions", "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",

@@ -16,6 +16,7 @@ from tests.engine.checkpoints.restored_requests import (
     endpoint,
 )
 from tests.engine.fleet import Zygote, engine_of, wait_until
+from tests.signals import slowed
 from tests.state_daemon.daemon import daemon_in
 
 pytestmark = pytest.mark.full
@@ -33,7 +34,8 @@ def test_a_link_is_measured_once_a_request_left_enough_blocks_there(
         body = body_for(prompt=f"{PROMPT} {PROMPT}", max_tokens=1000, ignore_eos=True)
         headers = client.headers_for(request="long", checkpoint=endpoint(holder))
         connection, _ = client.open_stream(engine.port, PATH, body, headers)
-        wait_until(lambda: engine.agent.events, "an event of the engine")
+        with slowed(engine.core):  # else it may end before the probe, and its blocks with it
+            wait_until(lambda: engine.agent.events, "an event of the engine")
         connection.close()
         (event,) = engine.agent.events
         assert isinstance(event, LinkMeasured), event

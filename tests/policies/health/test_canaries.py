@@ -271,8 +271,8 @@ def test_a_quarantine_outlives_an_engine_that_ends_before_it_is_in_the_log(
         fleet.tell("w.w1", *back)
     fleet.tell("w.w1", ready("w1", 2))
     fleet.ticks(3)
-    kept = version == 14
-    assert fleet.state("w1") == (HealthState.QUARANTINED if kept else HealthState.HEALTHY)
+    outlives = version == 14
+    assert fleet.state("w1") == (HealthState.QUARANTINED if outlives else HealthState.HEALTHY)
     for _ in range(3):
         all_report(fleet, "w1")
     assert fleet.state("w1") == HealthState.HEALTHY, "as after any quarantine"

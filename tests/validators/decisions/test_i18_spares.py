@@ -83,10 +83,10 @@ def test_a_spare_may_be_decided_between_two_ticks_with_a_drained_worker(
     """Composed 182686: an operator drained one worker after another for half a second each."""
 
     def command(number: int, what: str, target: str) -> None:
-        asked = v.AdminCommanded(
+        event = v.AdminCommanded(
             command_id=f"c{number}", principal="ops", command=what, target=target
         )
-        fleet.tell("r.r0", asked)
+        fleet.tell("r.r0", event)
 
     command(0, "drain", "w2")
     fleet.healthy_ticks(3)

@@ -54,8 +54,8 @@ def test_of_engines_whose_starts_landed_late_the_quarantined_one_was_damaged(
 
 def test_an_engine_that_is_known_to_be_damaged_needs_no_guess() -> None:
     """Composed 182265: etcd was away while two engines could not load; no one found the third."""
-    told = Story()
-    told.worker()
-    told.at_ms = 9000
-    told.tell("w.w0", died(), started(incarnation=2), died("w0", 2), started(incarnation=3))
-    assert verdicts(told.groups, [CorruptSince("w0", 5000, 3)]) == {("w0", 3): NEVER}
+    story = Story()
+    story.worker()
+    story.at_ms = 9000
+    story.tell("w.w0", died(), started(incarnation=2), died("w0", 2), started(incarnation=3))
+    assert verdicts(story.groups, [CorruptSince("w0", 5000, 3)]) == {("w0", 3): NEVER}

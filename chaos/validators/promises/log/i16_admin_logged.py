@@ -21,7 +21,6 @@ from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import AdminCommand, EffectKind, HealthState, RolloutStage
 
 PROMISE = "I16"
-RESIGN = "resign"
 LEAST_VERSION = 3
 """Of the decisions `leader`, since which what waited for the log is refused."""
 _BESIDE = (RolloutStage.PAUSED, RolloutStage.RESUMED)
@@ -59,7 +58,11 @@ def check(
                 text = f"{type(event).__name__} without a command"
                 out.append(Violation(PROMISE, name, text, at.revision))
             # A new leader answers a command to resign: its addressee leads no more.
-            is_over = name in late and commands[name].command == RESIGN and elected > late[name]
+            is_over = (
+                name in late
+                and commands[name].command == AdminCommand.RESIGN
+                and elected > late[name]
+            )
             if name in late and (type(event) is v.EffectsDecided or event.key) and not is_over:
                 text = "was carried out although it waited for the log"
                 out.append(Violation(PROMISE, name, text, at.revision))
