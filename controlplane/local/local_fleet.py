@@ -270,6 +270,8 @@ class LocalFleet:
             argv += self.checkpoints.flags(index)
         if self.zygote_socket:
             argv += ["--zygote", self.zygote_socket]
+        else:
+            argv += ["--engine-nice", str(ENGINE_NICE)]
         argv += self.agent_flags(index)
         self._child(name, [*argv, "--", *self.engine_args(index)], self.agent_env(index))
 

@@ -83,6 +83,15 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         str,
         option("File with the API key of the plain server, sent as a bearer token", metavar="FILE"),
     ] = ""
+    engine_nice: Annotated[
+        int,
+        option(
+            "Niceness of the engine's processes, for hosts without cores of their own for agents "
+            "(engines of a zygote have that of the zygote)",
+            ge=0,
+            le=19,
+        ),
+    ] = 0
     domain: Annotated[
         str, option("Failure domain of this host (empty: the host's name)", metavar="NAME")
     ] = ""

@@ -45,9 +45,10 @@ def register(role: str = "") -> None:
 
         weights_loader.install(me.pools, bool(me.pools_anew), report_weights)
     if role == "worker":
-        from relume.engine_shim.engine.vllm_private import model_runner
+        from relume.engine_shim.engine.vllm_private import model_runner, worker_times
 
         model_runner.install()
+        worker_times.install(_progress)
     else:
         from relume.engine_shim.engine.vllm_private import api_server as vllm_private
 

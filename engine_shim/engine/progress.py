@@ -15,11 +15,14 @@ import time
 
 from relume.engine_shim.engine.cpu_clocks import ThreadClock
 
-SIZE = 128
+SIZE = 192
 _FIELDS = struct.Struct("<13q")
 _NUMBER = struct.Struct("<q")
 _STATEMENTS_AT, _RESETS_AT, _LIMIT_AT = 104, 112, 120
 """Written by the agent; the other fields are the engine's."""
+_COMPUTED_AT = 128
+"""Written by the process that computes, where that is not the scheduler's own."""
+_COMPUTED = struct.Struct("<2q")
 
 _LOAD = ("uncomputed", "decoding", "context", "arrived")
 
@@ -86,6 +89,15 @@ class Progress:
             "wait_us": wait,
             **dict(zip(_LOAD, load, strict=True)),
         }
+
+    def write_computed(self, took_us: int, waited_us: int) -> None:
+        """How long model steps have taken so far in the process that computes them, and for how much of
+        that they waited for a CPU."""
+        _COMPUTED.pack_into(self._page, _COMPUTED_AT, took_us, waited_us)
+
+    def computed(self) -> tuple[int, int]:
+        """The same; zeros where the scheduler's own process computes."""
+        return _COMPUTED.unpack_from(self._page, _COMPUTED_AT)
 
     def limit_batch(self, percent: int) -> None:
         """The engine is to run at most this share of its maximum number of requests at once."""

@@ -117,6 +117,7 @@ class _Reports:
         self._in_flight: deque[_StepInFlight] = deque()
         self._ended_ns = 0
         self._cpu = WaitForCpu()
+        self._computed = self._progress.computed()
         self._waits_since_ns = 0
         """End of the last step, if requests have waited for the next one since; else 0."""
         self._uncomputed = self._decoding = self._context = self._arrived = 0
@@ -204,7 +205,7 @@ class _Reports:
         self.steps += 1
         since_ns, self._waits_since_ns = self._waits_since_ns, 0
         if not since_ns and not self._in_flight:
-            self._cpu.lap_us()  # it was idle
+            self._wait_us(0)  # it was idle
         step = _StepInFlight(self.steps, began_ns, began_ns - since_ns if since_ns else 0)
         self._in_flight.append(step)
         return step
@@ -251,7 +252,7 @@ class _Reports:
         began_ns = max(step.began_ns, self._ended_ns)
         self._ended_ns = time.monotonic_ns()
         duration_us = max(1, (self._ended_ns - began_ns) // 1000)
-        waited_us = self._cpu.lap_us()
+        waited_us = self._wait_us(duration_us + step.gap_ns // 1000)
         self._expected.learn(duration_us, step.prompt_tokens)
         if not self._in_flight:
             self._waits_since_ns = self._ended_ns
@@ -277,6 +278,15 @@ class _Reports:
         elif not running and not waiting and kv_used != self._kv_reported:
             self._tell(waiting, kv_used)  # unreported requests had blocks when it was told last
         self.show(running, waiting, kv_used)
+
+    def _wait_us(self, took_us: int) -> int:
+        """How long the engine waited for a CPU since the last call, which is `took_us` ago. While another
+        process computes, its waits count; of this thread's, those of the rest of the time."""
+        waited_us, (took_before, waited_before) = self._cpu.lap_us(), self._computed
+        self._computed = took, waited = self._progress.computed()
+        if took == took_before:
+            return waited_us
+        return waited - waited_before + min(waited_us, max(took_us - (took - took_before), 0))
 
     def pass_prefills(self, requests: Iterable[Request]) -> None:
         """Failpoints of a step that computed tokens of `requests`, before any of it is reported."""

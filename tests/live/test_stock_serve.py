@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from relume.controlplane.local.local_fleet import ENGINE_NICE
 from relume.engine_shim.agent.engine_process import ipc_directory
+from relume.engine_shim.engine.progress import Progress
 from relume.events import vocabulary as v
+from tests.agent.stage import weight_of_session
 from tests.live.conftest import EVENLY, Scene, same, scene_of, small_fleet, whole
 from tests.processes import cpu_time, family, starved
 from tests.signals import stop
@@ -38,6 +41,7 @@ async def test_each_process_of_vllm_serve_dies_or_hangs(tmp_path: Path) -> None:
     async with scene_of(options) as scene:
         calm = await scene.streams(6, TOKENS, "calm")
         assert not whole(calm)
+        await _gives_way_and_measures(scene)
         for role in ("core", "worker"):
             await _hangs(scene, calm, role)
         for role in ("worker", "core", "api"):
@@ -50,6 +54,17 @@ async def test_each_process_of_vllm_serve_dies_or_hangs(tmp_path: Path) -> None:
         verdict = await scene.sound()
         assert verdict.stalls == sum(type(e) is v.StallJudged for e in await scene.events())
     assert not ipc_directory.ipc_path(scene.fleet.dir / "run" / "w0").exists()
+
+
+async def _gives_way_and_measures(scene: Scene) -> None:
+    """Its processes give way to the rest of the fleet, and its worker says what steps take there."""
+    pids = family((await scene.until_idle("w0"))["engine_pid"])
+    for pid in pids.values():
+        assert os.getpriority(os.PRIO_PROCESS, pid) >= ENGINE_NICE
+        assert weight_of_session(pid) in (None, os.getpriority(os.PRIO_PROCESS, pid))
+    took_us, waited_us = Progress(str(scene.fleet.dir / "run" / "w0" / "progress")).computed()
+    steps = [e for e in await scene.events("w.w0") if type(e) is v.EngineStep]
+    assert 0 <= waited_us < took_us < sum(e.duration_us for e in steps) + 60_000_000
 
 
 async def _killed(scene: Scene, calm: dict, role: str, turn: int) -> bool:

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+from relume.chaos.live.processes import throttle
+
 STOP_S = 10.0
-MOMENT_S = 0.005
 
 
 def there(pid: int) -> bool:
@@ -66,11 +69,16 @@ def go_on(pid: int) -> None:
 
 
 async def slow(pid: int, times: float) -> None:
-    """Stop and continue it in turn, so that all takes `times` as long, until cancelled."""
+    """Have it run for a part of the time, so that all takes `times` as long, until cancelled."""
+    # The script imports no module of Relume, so it is small and up at once.
+    throttling = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", throttle.__file__, str(pid), str(times),
+        stdin=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert throttling.stdin is not None
     try:
-        while send(pid, signal.SIGSTOP):
-            await asyncio.sleep(MOMENT_S * (times - 1))
-            go_on(pid)
-            await asyncio.sleep(MOMENT_S)
+        await throttling.wait()
     finally:
+        throttling.stdin.close()
+        await throttling.wait()
         go_on(pid)

@@ -212,10 +212,12 @@ class ServeHost:
             "relume.engine_shim.engine.hosts.vllm_serve",
         ),
         environment: Mapping[str, str] = os.environ,
+        niceness: int = 0,
     ) -> None:
         self._run = run
         self._logger = logger
-        self._command = tuple(command)
+        nice = ("nice", "-n", str(niceness)) if niceness else ()
+        self._command = (*nice, *command)
         # Secrets of the log are the agent's alone.
         self._environment = {k: v for k, v in environment.items() if k != "RELUME_ETCD_ENDPOINTS"}
 
@@ -255,8 +257,8 @@ def make_host(config: AgentConfig, run: RunDirectory, logger: Logger) -> EngineH
     """The host that the configuration selects."""
     if config.host_kind == HostKind.ZYGOTE:
         return ZygoteHost(config.zygote, run, logger)
+    niceness = config.engine_nice
     if config.host_kind == HostKind.PLAIN:
-        return ServeHost(
-            run, logger, (sys.executable, "-m", "relume.engine_shim.plain.server_process")
-        )
-    return ServeHost(run, logger)
+        plain = (sys.executable, "-m", "relume.engine_shim.plain.server_process")
+        return ServeHost(run, logger, plain, niceness=niceness)
+    return ServeHost(run, logger, niceness=niceness)

@@ -13,6 +13,8 @@ import sys
 from importlib.metadata import entry_points
 from typing import NoReturn
 
+from relume.engine_shim.engine.hosts.niceness import keep_niceness
+
 PLUGIN = "relume.engine_shim.engine.plugin:register"
 MIDDLEWARE = "relume.engine_shim.engine.middleware.RelumeMiddleware"
 SCHEDULER = "relume.engine_shim.engine.reporting_scheduler.relume_scheduler"
@@ -57,6 +59,7 @@ def serve_arguments(argv: list[str]) -> list[str]:
 
 def main() -> NoReturn:
     check_plugin()
+    keep_niceness()
     arguments = serve_arguments(sys.argv[1:])
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", *arguments]
     os.execv(sys.executable, command)

@@ -22,10 +22,9 @@ import signal
 import socket
 import sys
 import threading
-import time
-from pathlib import Path
 from typing import Any, NoReturn
 
+from relume.engine_shim.engine.hosts.niceness import keep_niceness
 from relume.events.log.disk import SteadyOutput
 
 PRELOAD = (
@@ -227,7 +226,7 @@ class Zygote:
         try:
             self._let_go()
             os.setsid()
-            _keep_niceness()
+            keep_niceness()
             devnull = os.open(os.devnull, os.O_RDONLY)
             for fd, target in ((devnull, 0), (output, 1), (output, 2)):
                 os.dup2(fd, target)
@@ -265,21 +264,6 @@ class Zygote:
         os.close(self._wake_write)
         if self._lifeline is not None:
             os.close(self._lifeline)
-
-
-def _keep_niceness() -> None:
-    """The niceness inherited from the zygote shall weigh in the new session too: where the kernel
-    groups tasks by session (autogroups, sched(7)), a niceness weighs within its session only."""
-    niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    for _ in range(5 * (niceness != 0)):
-        try:
-            Path("/proc/self/autogroup").write_text(str(niceness))
-        except BlockingIOError:  # the kernel's rate limit
-            time.sleep(0.12)
-            continue
-        except OSError:
-            pass  # no autogroups, or not ours to weigh: niceness itself is inherited all the same
-        return
 
 
 def _name_process(name: str) -> None:

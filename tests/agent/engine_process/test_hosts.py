@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from relume.engine_shim.agent.engine_process.engine_hosts import (
     make_order,
 )
 from relume.engine_shim.agent.run_directory import RunDirectory
+from relume.engine_shim.engine.hosts import vllm_serve
 from relume.events import vocabulary as v
 from tests.agent.stage import ENGINE, environment, make_config, staged
 
@@ -86,6 +88,39 @@ async def test_secrets_of_the_log_stay_with_the_agent(tmp_path: Path) -> None:
         said = run.engine_log.read_text()
         assert "RELUME_INCARNATION=3" in said and "RELUME_PROGRESS=" in said
         assert "hunter2" not in said
+
+
+async def test_an_engine_of_vllm_serve_gives_way_to_its_agent_as_far_as_said(
+    tmp_path: Path,
+) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    config = make_config(tmp_path, engine_nice=3)
+    code = (
+        "import os; from relume.engine_shim.engine.hosts.niceness import keep_niceness; keep_niceness(); "
+        "path = '/proc/self/autogroup'; print('has', os.getpriority(os.PRIO_PROCESS, 0), "
+        "open(path).read().split()[-1] if os.path.exists(path) else '')"
+    )
+    program = (sys.executable, "-c", code)
+    with RunDirectory(tmp_path) as run:
+        host = ServeHost(run, make_logger("error"), program, niceness=config.engine_nice)
+        engine = await host.start(make_order(config, run, 1))
+        await engine.dead.wait()
+        await engine.destroy()
+        said = run.engine_log.read_text().split()
+    nice = min(19, own + 3)
+    assert said[:2] == ["has", str(nice)] and said[2:] in ([], [str(nice)])
+
+
+def test_vllm_serve_weighs_its_session_before_it_becomes_vllm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(vllm_serve, "check_plugin", lambda: done.append("checked"))
+    monkeypatch.setattr(vllm_serve, "keep_niceness", lambda: done.append("weighed"))
+    monkeypatch.setattr(os, "execv", lambda path, argv: done.append(argv[3]))
+    monkeypatch.setattr(sys, "argv", ["vllm_serve", "--model", "m"])
+    vllm_serve.main()
+    assert done == ["checked", "weighed", "serve"]
 
 
 @pytest.mark.full

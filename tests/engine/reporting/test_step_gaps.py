@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from relume.engine_shim.engine import plugin
+from relume.engine_shim.engine.progress import Progress
 from relume.events.log.codec import decode
 from relume.events.vocabulary import EngineStep
 from relume.events.wire.reports import ReportReader
@@ -23,10 +25,14 @@ class ScriptedScheduler:
 
         self.ms = 0
         self.waited_ms = 0
+        self.computed = Progress()
         self.records: list[EngineStep] = []
         self.reporter = SimpleNamespace(take_lost=self._take_lost, send=self._send, has_lost=False)
         progress = SimpleNamespace(
-            write=lambda **_: None, prefix_resets=lambda: 0, statements=lambda: 0
+            write=lambda **_: None,
+            prefix_resets=lambda: 0,
+            statements=lambda: 0,
+            computed=self.computed.computed,
         )
         clock = SimpleNamespace(monotonic_ns=self.now_ns)
         patch.setattr(plugin, "reporter", lambda: self.reporter)
@@ -143,6 +149,51 @@ def test_waits_for_a_cpu_are_told_of_the_step_and_of_the_gap_before_it(
     engine.waited_ms += 2
     engine.end()
     assert [record.wait_us for record in engine.records] == [0, 3000, 0, 0, 2000]
+
+
+def test_while_another_process_computes_its_waits_count_and_not_those_of_who_polls_for_it(
+    engine: ScriptedScheduler,
+) -> None:
+    engine.step()
+    engine.computed.write_computed(took_us=4000, waited_us=1500)
+    engine.waited_ms = 4
+    engine.step()  # of 5 ms
+    engine.computed.write_computed(took_us=6000, waited_us=1500)
+    engine.ms += 3
+    engine.waited_ms = 2
+    engine.step()
+    engine.waited_ms = 3
+    engine.step(0, 0)
+    assert [record.wait_us for record in engine.records] == [0, 2500, 2000, 3000]
+
+
+def test_a_worker_adds_up_what_its_part_of_the_steps_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rank 0 alone: with tensor parallelism the ranks wait for each other."""
+    from relume.engine_shim.engine.vllm_private import worker_times
+
+    class Worker:
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def execute_model(self, sleep_s: float) -> str:
+            time.sleep(sleep_s)
+            return "output"
+
+        def sample_tokens(self, error: str) -> None:
+            time.sleep(0.02)
+            raise RuntimeError(error)
+
+    monkeypatch.setattr(worker_times, "Worker", Worker)
+    progress = Progress()
+    worker_times.install(progress)
+    assert Worker(1).execute_model(0.001) == "output" and progress.computed() == (0, 0)
+    worker = Worker(0)
+    assert worker.execute_model(sleep_s=0.02) == "output"
+    took_us, waited_us = progress.computed()
+    assert took_us >= 20_000 and 0 <= waited_us < took_us
+    with pytest.raises(RuntimeError, match="odd"):
+        worker.sample_tokens("odd")
+    assert progress.computed()[0] >= took_us + 20_000
 
 
 def test_an_idle_engine_says_once_that_records_were_dropped(engine: ScriptedScheduler) -> None:
