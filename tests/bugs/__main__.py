@@ -11,6 +11,7 @@ python -m tests.bugs --part leader             those of one part
 python -m tests.bugs --seeds 0                 the tests alone
 python -m tests.bugs --remember                write the seeds that found bugs into bugs.toml
 python -m tests.bugs --write                   also write docs/testing/seeded-bugs.md
+python -m tests.bugs --results FILE            continue what FILE has results of
 
 The exit status is 1 if a bug was noticed by nothing.
 """
@@ -28,6 +29,7 @@ from pathlib import Path
 from queue import Queue
 
 from tests.bugs.bug_table import ROOT, TABLE, Bug, bugs, remember
+from tests.bugs.results_file import ResultsFile
 from tests.bugs.seeding import Noticed, Tree
 
 PAGE = ROOT / "docs" / "testing" / "seeded-bugs.md"
@@ -36,28 +38,33 @@ GOAL = 0.85
 """Share of the bugs that fuzz is to find within `SEEDS` seeds."""
 
 
-def try_all(chosen: Sequence[Bug], jobs: int, seeds: int, everything: bool) -> Iterator[Noticed]:
-    """What noticed each, as it comes; each of `jobs` has a copy of the tree."""
+def try_all(
+    chosen: Sequence[Bug], jobs: int, seeds: int, everything: bool, results: ResultsFile
+) -> Iterator[Noticed]:
+    """What noticed each that has no result, as it comes; each of `jobs` has a copy of the tree."""
+    chosen = [bug for bug in chosen if bug.name not in results.noticed]
     with tempfile.TemporaryDirectory(prefix="relume-bugs-") as folder:
         trees: Queue[Tree] = Queue()
         for number in range(jobs):
             trees.put(Tree(Path(folder) / str(number)))
 
-        met = {bug.name: tuple(range(seeds)) for bug in chosen}
-        if seeds and len(chosen) > 1:
+        unknown = [bug for bug in chosen if bug.name not in results.met]
+        if seeds and len(unknown) > 1:
             tree = trees.get()
-            met = tree.seeds_that_meet(chosen, seeds)
+            results.add_met(tree.seeds_that_meet(unknown, seeds))
             trees.put(tree)
 
         def work(bug: Bug) -> Noticed:
             tree = trees.get()
             try:
-                return tree.try_bug(bug, seeds, met[bug.name], everything)
+                met = results.met.get(bug.name, tuple(range(seeds)))
+                return tree.try_bug(bug, seeds, met, everything)
             finally:
                 trees.put(tree)
 
         with ThreadPoolExecutor(jobs) as pool:
             for done in as_completed([pool.submit(work, bug) for bug in chosen]):
+                results.add(done.result())
                 yield done.result()
 
 
@@ -121,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--everything", action="store_true", help="run the tests of each, too")
     parser.add_argument("--remember", action="store_true", help=f"write seeds into {TABLE.name}")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="continue, and add to it")
     given = parser.parse_args(argv)
     table = bugs()
     if unknown := [name for name in given.names if name not in table]:
@@ -134,11 +142,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no bug of part {given.part!r}")
     if given.write and len(chosen) < len(table):
         parser.error("--write needs all of them")
-    results = []
-    for found in try_all(chosen, max(given.jobs, 1), given.seeds, given.everything):
-        results.append(found)
+    file = ResultsFile(given.results)
+    for found in try_all(chosen, max(given.jobs, 1), given.seeds, given.everything, file):
         also = f"; {found.unit}" if found.fuzz and found.unit else ""
         print(f"{found.bug}: {by_what(found)}{also} [{found.took_s:.0f} s]", flush=True)
+    results = [file.noticed[bug.name] for bug in chosen]
     print(summary(results, given.seeds))
     if given.remember:
         remember({found.bug: found.seeds - 1 for found in results if found.fuzz})
