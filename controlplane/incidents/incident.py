@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from relume.events.vocabulary.enums import FailedPart, FailureClass, RequestState
+from relume.events.vocabulary.enums import FailedPart, FailureClass, RecoveryTier, RequestState
 
 MOST_STREAMS = 50
 """Touched streams that a record lists; it counts all of them."""
@@ -62,12 +62,17 @@ class IncidentInfo(Struct, kw_only=True):
     `noticed_ms`, the first event; `decided_ms`, the first decision because of it;
     `first_stream_on_ms` and `last_stream_on_ms`: a touched stream had its next token;
     `capacity_back_ms`: the engine, the daemon or the gateway serves again, or an operator trusts the
-    worker whose stream could not be read.
+    worker whose stream could not be read; `first_token_ms` and `peak_ms`: the engine that followed
+    generated its first token, and was as fast as it became within a minute.
 
     Of the `streams` touched, `continued` had a next token, `failed` ended before, `left` lost their
     client before. `workers` continued them, with the number of streams. `longest_gap_us`: the
     longest gap between tokens that the client of a touched stream saw; `longest_ttft_us`: the longest
     TTFT of those touched before their first token (both -1: no such stream has ended).
+
+    Of an engine that followed: `reloaded_bytes` of its weights came from files, `reused_bytes` from the
+    memory of its host (both -1: it has not said so); `tier` names that. `moved_bytes` of KV blocks were
+    restored for the streams touched.
 
     Of a corruption: `served` requests got tokens from the worker since its last right answers, or
     more, if `served_at_least`: the record remembers a bounded number. `not_released`: why its quarantine
@@ -88,12 +93,18 @@ class IncidentInfo(Struct, kw_only=True):
     first_stream_on_ms: int = -1
     last_stream_on_ms: int = -1
     capacity_back_ms: int = -1
+    first_token_ms: int = -1
+    peak_ms: int = -1
     streams: int = 0
     continued: int = 0
     failed: int = 0
     left: int = 0
     longest_gap_us: int = -1
     longest_ttft_us: int = -1
+    tier: RecoveryTier = RecoveryTier.UNKNOWN
+    reloaded_bytes: int = -1
+    reused_bytes: int = -1
+    moved_bytes: int = 0
     served: int = 0
     served_at_least: bool = False
     not_released: str = ""

@@ -15,6 +15,7 @@ from relume.controlplane.incidents.case_book import MOST_INCIDENTS, CaseBook
 from relume.controlplane.incidents.decided_health import DecidedHealth
 from relume.controlplane.incidents.incident import Incident
 from relume.controlplane.incidents.other_failures import DaemonFailures, GatewayFailures
+from relume.controlplane.incidents.recoveries import Recoveries
 from relume.controlplane.incidents.served_requests import ServedRequests
 from relume.controlplane.incidents.touched_streams import TouchedStreams
 from relume.controlplane.incidents.unreadable_streams import UnreadableStreams
@@ -38,6 +39,7 @@ class IncidentFold:
         self._daemons = DaemonFailures(self._book, self._streams)
         self._gateways = GatewayFailures(self._book, self._streams)
         self._unreadable = UnreadableStreams(self._book)
+        self._recoveries = Recoveries(self._book)
         self.handlers: dict[type, Handler] = {
             **self._workers.handlers,
             **DecidedHealth(self._book, self._workers.evidence, self._served).handlers,
@@ -53,6 +55,9 @@ class IncidentFold:
             v.RestoreFailed: self._on_restore_failed,
             v.ClientReturned: self._on_returned,
             v.RequestEnded: self._on_ended,
+            v.WeightsLoaded: self._recoveries.on_loaded,
+            v.EngineReady: self._on_ready,
+            v.EngineDied: self._on_died,
             v.WorkerRegistered: self._on_registered,
             v.WorkerForgotten: self._on_forgotten,
             v.ReplicaStarted: self._on_replica,
@@ -70,10 +75,11 @@ class IncidentFold:
 
     def wants(self, event: Any) -> bool:
         """Whether `take` has a use for it: most events are engine steps, read only if they have new
-        requests, or while a touched stream waits for its next token."""
+        requests, or while a touched stream waits for its next token or an engine follows a failed
+        one."""
         kind = type(event)
         if kind is v.EngineStep:
-            return bool(self._streams.waiting) or _has_new(event)
+            return bool(self._streams.waiting) or self._recoveries.running or _has_new(event)
         return kind in self.handlers
 
     @property
@@ -84,9 +90,19 @@ class IncidentFold:
     def _forget(self, case: Case) -> None:
         self._streams.forget(case)
         self._served.forget(case)
+        self._recoveries.forget(case)
 
     def _on_tick(self, entry: Entry, event: v.Tick) -> None:
         self._served.on_tick(event)
+        self._recoveries.on_tick(entry)
+
+    def _on_ready(self, entry: Entry, event: v.EngineReady) -> None:
+        self._workers.handlers[v.EngineReady](entry, event)
+        self._recoveries.on_ready(entry, event)
+
+    def _on_died(self, entry: Entry, event: v.EngineDied) -> None:
+        self._recoveries.on_gone(event.worker)
+        self._workers.handlers[v.EngineDied](entry, event)
 
     def _on_routed(self, entry: Entry, event: v.RouteDecided) -> None:
         self._served.on_routed(event)
@@ -98,6 +114,8 @@ class IncidentFold:
 
     def _on_step(self, entry: Entry, event: v.EngineStep) -> None:
         self._served.on_step(entry.stream[2:], event)
+        if self._recoveries.running:
+            self._recoveries.on_step(entry, event)
         if self._streams.waiting:
             for case in self._streams.on_step(entry, event):
                 _settled(case, entry)
@@ -146,11 +164,13 @@ class IncidentFold:
     def _on_forgotten(self, entry: Entry, event: v.WorkerForgotten) -> None:
         self._workers.handlers[v.WorkerForgotten](entry, event)
         if not self._workers.knows(event.worker):
+            self._recoveries.on_gone(event.worker)
             self._served.forget_worker(event.worker)
             self._daemons.on_worker_left(entry, event.worker)
             self._unreadable.on_worker_gone(entry, event.worker)
 
     def _on_deregistered(self, entry: Entry, event: v.WorkerDeregistered) -> None:
+        self._recoveries.on_gone(event.worker)
         self._workers.handlers[v.WorkerDeregistered](entry, event)
         self._daemons.on_worker_left(entry, event.worker)
         self._unreadable.on_worker_gone(entry, event.worker)

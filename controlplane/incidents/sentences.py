@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from relume.controlplane.incidents.incident import Incident, IncidentInfo
 from relume.events.log.entries import KINDS
 from relume.events.vocabulary import SegmentSkipped
-from relume.events.vocabulary.enums import DeathReason, FailedPart, FailureClass
+from relume.events.vocabulary.enums import DeathReason, FailedPart, FailureClass, RecoveryTier
 
 
 def summary(record: Incident) -> str:
@@ -142,6 +142,8 @@ def timeline(record: IncidentInfo) -> Iterator[tuple[str, str]]:
         ("first stream on", record.first_stream_on_ms),
         ("last stream on", record.last_stream_on_ms),
         ("capacity back", record.capacity_back_ms),
+        ("first token", record.first_token_ms),
+        ("at its peak", record.peak_ms),
     )
     yield "began", clock(record.began_ms)
     for name, at_ms in moments:
@@ -153,6 +155,27 @@ def timeline(record: IncidentInfo) -> Iterator[tuple[str, str]]:
             yield name, "not yet" if record.open else "no: the worker left, or failed again"
 
 
+_TIERS = {
+    RecoveryTier.SOFTWARE_CRASH: "software crash, the host's memory had them",
+    RecoveryTier.DEVICE_LOST: "device lost, the host's memory had a part of them",
+    RecoveryTier.COLD: "cold, read from files",
+}
+
+
+def _recovered(record: IncidentInfo) -> Iterator[tuple[str, str]]:
+    """What the next engine and the streams had of the failed engine's state."""
+    if record.tier:
+        total = record.reused_bytes + record.reloaded_bytes
+        reloaded = f"{_mebibytes(record.reloaded_bytes)} of {_mebibytes(total)} reloaded"
+        yield "weights", f"{reloaded} ({_TIERS[record.tier]})"
+    if record.moved_bytes:
+        yield "KV blocks restored", _mebibytes(record.moved_bytes)
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
 def lines(record: Incident) -> Iterator[str]:
     """The whole record, for a terminal."""
     yield summary(record)
@@ -161,6 +184,8 @@ def lines(record: Incident) -> Iterator[str]:
     yield f"incident {record.id}: {record.failure} of {record.part} {subject}"
     for name, when in timeline(record):
         yield f"  {name:<22} {when}"
+    for name, what in _recovered(record):
+        yield f"  {name:<22} {what}"
     if record.touched:
         yield ""
         yield from _table(record)

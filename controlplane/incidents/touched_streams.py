@@ -99,6 +99,8 @@ class TouchedStreams:
         for touch in self._touched.get(event.request, ()):
             if event.attempt > touch.attempt:
                 touch.stream.restored += event.tokens
+                if type(event) is v.RestoreDone:
+                    touch.case.record.moved_bytes += event.bytes
                 touch.case.link(entry, event.request)
 
     def on_returned(self, entry: Entry, event: v.ClientReturned, gateway: str) -> None:

@@ -1,9 +1,10 @@
 """An incident as one OpenTelemetry trace, in the JSON encoding of OTLP.
 
 The root span lasts from the beginning until capacity is back. Its children are the phases (notice,
-decide, the streams, capacity), and under the streams one span for each that is listed. The causal
-chain is the events of the root. Ids are made of the incident's, so an incident that is exported
-twice is one trace. A span that is not over ends at the last time that the record has.
+decide, the streams, capacity, first token and peak of the next engine), and under the streams one span
+for each that is listed. The causal chain is the events of the root. Ids are made of the incident's, so
+an incident that is exported twice is one trace. A span that is not over ends at the last time that the
+record has.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ def _spans(record: Incident) -> Iterator[dict[str, Any]]:
         "relume.left": record.left,
         "relume.longest_gap_us": record.longest_gap_us,
         "relume.longest_ttft_us": record.longest_ttft_us,
+        "relume.tier": record.tier,
+        "relume.reloaded_bytes": record.reloaded_bytes,
+        "relume.reused_bytes": record.reused_bytes,
+        "relume.moved_bytes": record.moved_bytes,
         "relume.served": record.served,
         "relume.trusted_by": record.trusted_by,
         "relume.not_released": record.not_released,
@@ -85,6 +90,12 @@ def _spans(record: Incident) -> Iterator[dict[str, Any]]:
     if record.capacity_back_ms >= 0:
         back = max(record.capacity_back_ms, began)
         yield _span(record, "capacity", "restore capacity", (began, back), {}, "incident")
+    if record.first_token_ms >= 0:
+        first = max(record.first_token_ms, began)
+        yield _span(record, "first token", "first token", (began, first), {}, "incident")
+    if record.peak_ms >= 0:
+        times = record.first_token_ms, record.peak_ms
+        yield _span(record, "peak", "reach peak", times, {}, "incident")
 
 
 def _of_stream(record: Incident, stream: TouchedStream) -> dict[str, Any]:
@@ -112,6 +123,8 @@ def _end(record: Incident) -> int:
         record.decided_ms,
         record.last_stream_on_ms,
         record.capacity_back_ms,
+        record.first_token_ms,
+        record.peak_ms,
     )
 
 

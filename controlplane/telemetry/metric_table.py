@@ -164,6 +164,12 @@ _ROWS = (
     _w("worker_kv_usage_ratio", GAUGE, "Share of the worker's KV blocks in use", unit="ratio"),
     _w("worker_incarnation", GAUGE, "Number of engine starts"),
     _w("worker_deaths", COUNTER, "Deaths of the worker's engine"),
+    _w("worker_recovery_seconds", GAUGE,
+       "Time from the worker's latest failure until its next engine was ready, generated its first token, was "
+       "at its peak", "stage", unit="s"),
+    _w("worker_recovery_bytes", GAUGE,
+       "Weights of that engine reloaded from files and reused from memory, and KV blocks moved for the "
+       "streams of the failed one", "source", unit="bytes"),
     # checkpoints
     _w("checkpoint_daemon_up", GAUGE, "1 while the state daemon serves"),
     _w("checkpoint_budget_bytes", GAUGE, "Maximum memory and file size of the state daemon", unit="bytes"),

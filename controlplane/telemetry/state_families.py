@@ -19,6 +19,7 @@ from relume.controlplane.admin.fleet_api import spool_bytes
 from relume.controlplane.admin.models import degradation_of
 from relume.controlplane.gateway.openai.token_counts import Tokens
 from relume.controlplane.history.history_keeper import KeeperStatus
+from relume.controlplane.incidents.incident import Incident
 from relume.controlplane.replica.admission import ReplicaAdmission
 from relume.controlplane.replica.loop import Replica
 from relume.controlplane.serve_settings import ServeConfig
@@ -26,6 +27,7 @@ from relume.controlplane.telemetry.metric_table import family
 from relume.events.vocabulary.enums import (
     BreakerState,
     EnginePhase,
+    FailedPart,
     FailureClass,
     HealthState,
 )
@@ -106,6 +108,7 @@ class ReplicaCollector(Collector):
         if replica.upkeep is not None:
             yield from history(replica.upkeep)
         yield from workers(replica.view)
+        yield from recoveries(fleet, replica.incidents.incidents)
         yield from degradation(fleet)
         yield from spares(fleet)
         yield from self._risen.of([*checkpoints(replica.view), *streams(fleet)])
@@ -240,6 +243,30 @@ def _worker_values(view: View, worker: Worker) -> tuple[float, ...]:
         worker.incarnation,
         worker.deaths,
     )
+
+
+def recoveries(fleet: Fleet, incidents: Iterable[Incident]) -> Iterator[Any]:
+    """How each worker's capacity came back after its latest failure that is over."""
+    latest = {
+        record.name: record
+        for record in incidents
+        if record.part == FailedPart.WORKER and record.capacity_back_ms >= 0
+    }
+    seconds, sizes = family("worker_recovery_seconds"), family("worker_recovery_bytes")
+    for name in fleet.workers.keys() & latest.keys():
+        record = latest[name]
+        for stage, at_ms in (
+            ("ready", record.capacity_back_ms),
+            ("first_token", record.first_token_ms),
+            ("peak", record.peak_ms),
+        ):
+            if at_ms >= 0:
+                seconds.add_metric([name, stage], max(at_ms - record.began_ms, 0) / 1000)
+        if record.tier:
+            sizes.add_metric([name, "reloaded"], record.reloaded_bytes)
+            sizes.add_metric([name, "reused"], record.reused_bytes)
+        sizes.add_metric([name, "moved"], record.moved_bytes)
+    yield from (seconds, sizes)
 
 
 def degradation(fleet: Fleet) -> Iterator[Any]:

@@ -322,6 +322,19 @@ class FailureClass(Word):
     """Its engine reports what cannot be read: nobody knows its load."""
 
 
+class RecoveryTier(Word):
+    """What of a failed engine's state the next one could use, by where its weights came from."""
+
+    UNKNOWN = ""
+    """The next engine has not said so, or has no pools (`--keep-weights-mb`)."""
+    SOFTWARE_CRASH = "software_crash"
+    """All weights were in the memory of the host, which outlived the engine."""
+    DEVICE_LOST = "device_lost"
+    """Those of some ranks were; the others read files."""
+    COLD = "cold"
+    """All weights came from files."""
+
+
 class FailedPart(Word):
     """Which process an incident is about, or which stream of the log."""
 

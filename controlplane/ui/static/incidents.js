@@ -41,6 +41,7 @@ export function phases(incident) {
     [`first ${what} continued`, since(incident.first_stream_on_ms)],
     [`last ${what} continued`, since(incident.last_stream_on_ms)],
     ["capacity back", since(incident.capacity_back_ms)],
+    ...[["first token of the next engine", since(incident.first_token_ms)], ["next engine at its peak", since(incident.peak_ms)]].filter(([, ms]) => ms >= 0),
   ];
 }
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from relume.controlplane.incidents.incident_fold import incidents_of
 from relume.controlplane.local.local_fleet import FleetOptions, LocalFleet
 from relume.events import vocabulary as v
+from relume.events.vocabulary.enums import FailedPart, RecoveryTier
 from tests.live.checkpoints.test_checkpoints import daemon_of, until_daemons
 from tests.live.conftest import HANG_S, Scene, same, scene_of, whole
 
@@ -44,6 +46,13 @@ async def test_an_engine_finds_the_weights_of_the_one_before(options: FleetOptio
         assert third.read_bytes == first.bytes
         assert (await scene.worker("w0"))["weights_read_bytes"] == first.bytes
         assert same(calm, await scene.streams(4, 64, "again")) == []
+        recovered = [r for r in incidents_of(await scene.log()) if r.part == FailedPart.WORKER]
+        found = [(r.name, r.tier, r.reloaded_bytes, r.reused_bytes) for r in recovered]
+        assert found == [
+            ("w0", RecoveryTier.SOFTWARE_CRASH, 0, first.bytes),
+            ("w0", RecoveryTier.COLD, first.bytes, 0),
+        ]
+        assert recovered[-1].first_token_ms >= recovered[-1].capacity_back_ms
         await scene.sound()
 
 
