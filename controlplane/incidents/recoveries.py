@@ -30,7 +30,8 @@ class _Recovering(Struct, eq=False):
 
 
 class Recoveries:
-    """Engines of `book` that were ready less than PEAK_S before their first token, or since."""
+    """Engines that follow those of `book`, until PEAK_S after their first token. One that generates none
+    within PEAK_S has no times: nothing asked for them."""
 
     def __init__(self, book: CaseBook) -> None:
         self._book = book
@@ -87,8 +88,10 @@ class Recoveries:
     def on_tick(self, entry: Entry) -> None:
         """Time passes, also for engines that generate nothing."""
         for worker, recovering in list(self._running.items()):
-            first_ms = recovering.case.record.first_token_ms
-            if 0 <= first_ms <= entry.at_ms - PEAK_S * 1000:
+            until_ms = entry.at_ms - PEAK_S * 1000
+            if recovering.case.record.first_token_ms < 0 and recovering.case.ready_ms <= until_ms:
+                del self._running[worker]  # it gets no request
+            elif 0 <= recovering.case.record.first_token_ms <= until_ms:
                 self._finish(worker)
 
     def on_gone(self, worker: str) -> None:

@@ -104,6 +104,13 @@ def test_an_engine_that_dies_again_has_no_peak() -> None:
     assert second.tier == RecoveryTier.UNKNOWN and first.tier == RecoveryTier.COLD
 
 
+def test_an_engine_without_requests_has_no_times() -> None:
+    log = failed()
+    log.after(60_000).ticks(1)
+    log.steps(5)
+    assert (log.checked().first_token_ms, log.checked().peak_ms) == (-1, -1)
+
+
 def test_engines_that_follow_no_failure_have_no_recovery() -> None:
     log = RecoveryLog()
     log.loaded(10, inc=1)
