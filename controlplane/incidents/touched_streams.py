@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from relume.controlplane.incidents.case import Case
 from relume.controlplane.incidents.incident import MOST_STREAMS, TouchedStream
@@ -24,11 +24,13 @@ NO_ATTEMPT = 1 << 30
 
 
 class Touch(Struct, eq=False):
-    """A stream in one case: the failure broke its attempt `attempt`."""
+    """A stream in one case: the failure broke its attempt `attempt`. `restored`: tokens had from a
+    holder, by attempt and child; of several ranks, what all of them had."""
 
     case: Case
     stream: TouchedStream
     attempt: int
+    restored: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 class TouchedStreams:
@@ -98,7 +100,9 @@ class TouchedStreams:
         """A holder had some of its tokens."""
         for touch in self._touched.get(event.request, ()):
             if event.attempt > touch.attempt:
-                touch.stream.restored += event.tokens
+                key = event.attempt, event.child
+                touch.restored[key] = min(touch.restored.get(key, event.tokens), event.tokens)
+                touch.stream.restored = sum(touch.restored.values())
                 if type(event) is v.RestoreDone:
                     touch.case.record.moved_bytes += event.bytes
                 touch.case.link(entry, event.request)

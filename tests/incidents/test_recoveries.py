@@ -123,20 +123,21 @@ def test_engines_that_follow_no_failure_have_no_recovery() -> None:
     assert log.incidents() == []
 
 
-def test_blocks_restored_for_its_streams_are_counted() -> None:
+def test_blocks_restored_for_its_streams_are_counted_and_tokens_once_for_all_ranks() -> None:
     log = RecoveryLog()
     log.stream("a", "w0")
     log.breaks("a")
     log.dies()
-    for attempt in (1, 2):
+    for attempt, child, tokens in ((1, 0, 32), (2, 0, 32), (2, 0, 32), (2, 1, 64), (2, 1, 32)):
         done = v.RestoreDone(
-            incarnation=1, request="a", child=0, attempt=attempt, holder="w2", tokens=32,
+            incarnation=1, request="a", child=child, attempt=attempt, holder="w2", tokens=tokens,
             bytes=3 * MIB, duration_us=10,
         )  # fmt: skip
         log.tell("w.w1", done)
     record = log.checked()
-    assert record.moved_bytes == 3 * MIB
-    assert "KV blocks restored     3.0 MiB" in "\n".join(lines(record))
+    assert record.moved_bytes == 12 * MIB
+    assert record.touched[0].restored == 64
+    assert "KV blocks restored     12.0 MiB" in "\n".join(lines(record))
 
 
 def test_metrics_have_the_latest_recovery_of_each_worker() -> None:
