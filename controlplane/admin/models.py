@@ -43,7 +43,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     Requests are to leave it: `draining` by an operator's command, `leaving` since its agent stops,
     `rolling` for a rolling restart; within `drain_ticks_left` (-1: there is no deadline).
     `drain_reason` and `drained_by` as the drain's command says. `weights_bytes` its engine loaded, of which
-    `weights_read_bytes` came from files and the rest from pools (0: they are not left in pools)."""
+    `weights_read_bytes` came from files and the rest from pools (0: they are not left in pools). While
+    `weights_took_ms` is -1, the files have `weights_bytes`, of which `weights_read_bytes` are read."""
 
     name: str
     state: WorkerState

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from relume.controlplane.cli.admin_client import EXIT_NO, EXIT_REFUSED, AdminClient, CliError
 from relume.controlplane.cli.output import milliseconds, print_json, print_line, print_table
 from relume.events.vocabulary.enums import CommandState
+from relume.policies.state.fleet import LOADING
 
 ANSWER_S = 5.0
 """Maximum time a restart waits for the answer of the worker's agent."""
@@ -99,6 +100,8 @@ def _weights(worker: dict[str, Any]) -> str:
     if not (size := worker.get("weights_bytes")):
         return "-"
     read = worker["weights_read_bytes"]
+    if worker["weights_took_ms"] == LOADING:
+        return f"loading: {read >> 20} of {size >> 20} MiB read ({100 * read // size} %)"
     source = "from a pool" if not read else "read" if read == size else f"{read >> 20} MiB read"
     return f"{size >> 20} MiB in {worker['weights_took_ms']} ms, {source}"
 

@@ -221,6 +221,13 @@ def _weights_digested(event: v.WeightsDigested) -> list[str]:
     return [f"{files} have digest {event.digest} ({how}, {event.took_ms / 1000:.1f} s)"]
 
 
+def _weights_loading(event: v.WeightsLoading) -> list[str]:
+    read, size = event.read_bytes / 2**20, event.bytes / 2**20
+    return [
+        f"{event.worker}:{event.incarnation} read {read:.1f} of {size:.1f} MiB of its model's files"
+    ]
+
+
 def _weights_loaded(event: v.WeightsLoaded) -> list[str]:
     weights = f"{event.worker}:{event.incarnation} loaded {event.bytes / 2**20:.1f} MiB of weights"
     where = f"{event.read_bytes / 2**20:.1f} MiB from files" if event.read_bytes else "from memory"
@@ -287,6 +294,7 @@ _WORDS: dict[type, Callable[[Any], list[str]]] = {
     ],
     v.WeightsDigested: _weights_digested,
     v.WeightsLoaded: _weights_loaded,
+    v.WeightsLoading: _weights_loading,
     v.ReportsDropped: _reports_dropped,
     v.EngineRecovered: lambda e: [
         f"the engine {e.worker}:{e.incarnation} recovered after {e.hung_us / 1e6:.1f} s"

@@ -210,6 +210,15 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
             metavar="MB",
         ),
     ] = 0
+    weights_load_mb_s: Annotated[
+        MiB,
+        option(
+            "Maximum rate at which a rank reads the files of its model, so that engines that start together "
+            "leave the storage to others (0: no limit); needs --keep-weights-mb",
+            unit="MiB/s",
+            metavar="MB",
+        ),
+    ] = 0
     checkpoint_socket: Annotated[
         str,
         option("Unix socket of the state daemon (empty: state.sock in --run-dir)", metavar="PATH"),
@@ -325,6 +334,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
             problem = "excludes --checkpoint-mb"
             raise self._error("checkpoint_percent", problem, "give one of them")
         if not self.keep_weights_mb:
+            if self.weights_load_mb_s:
+                problem, remedy = "needs Relume's loader", "give --keep-weights-mb, too"
+                raise self._error("weights_load_mb_s", problem, remedy)
             return
         if not (self.checkpoint_mb or self.checkpoint_percent):
             problem = "needs the state daemon"

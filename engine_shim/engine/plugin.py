@@ -43,7 +43,8 @@ def register(role: str = "") -> None:
     if me.pools and role != "api":
         from relume.engine_shim.pools import weights_loader
 
-        weights_loader.install(me.pools, bool(me.pools_anew), report_weights)
+        loading = _progress.write_loading
+        weights_loader.install(me.pools, bool(me.pools_anew), report_weights, me.load_mb_s, loading)
     if role == "worker":
         from relume.engine_shim.engine.vllm_private import model_runner, worker_times
 

@@ -22,7 +22,8 @@ _STATEMENTS_AT, _RESETS_AT, _LIMIT_AT = 104, 112, 120
 """Written by the agent; the other fields are the engine's."""
 _COMPUTED_AT = 128
 """Written by the process that computes, where that is not the scheduler's own."""
-_COMPUTED = struct.Struct("<2q")
+_COMPUTED = _LOADING = struct.Struct("<2q")
+_LOADING_AT = 144
 
 _LOAD = ("uncomputed", "decoding", "context", "arrived")
 
@@ -98,6 +99,14 @@ class Progress:
     def computed(self) -> tuple[int, int]:
         """The same; zeros where the scheduler's own process computes."""
         return _COMPUTED.unpack_from(self._page, _COMPUTED_AT)
+
+    def write_loading(self, size: int, read: int) -> None:
+        """The files of the model have `size` bytes, of which the first rank has read `read`."""
+        _LOADING.pack_into(self._page, _LOADING_AT, size, read)
+
+    def loading(self) -> tuple[int, int]:
+        """The same; zeros if no file is read."""
+        return _LOADING.unpack_from(self._page, _LOADING_AT)
 
     def limit_batch(self, percent: int) -> None:
         """The engine is to run at most this share of its maximum number of requests at once."""

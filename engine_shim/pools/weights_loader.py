@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from hashlib import blake2b
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from relume.engine_shim.agent.canaries.weights_digest import stamp_of
 from relume.engine_shim.pools import tensor_image
 from relume.engine_shim.pools.pool_client import PoolClient, PoolsAway
 from relume.engine_shim.pools.pool_messages import Busy, Filling, Opened
+from relume.engine_shim.pools.read_pace import ReadPace
 from relume.engine_shim.pools.tensor_image import TensorImage, Unimageable
 from relume.events.wire.reports import Weights
 
@@ -42,16 +43,25 @@ MAX_WHY = 300
 _socket = ""
 _anew = False
 _report: Callable[[Weights], None] | None = None
+_load_mb_s = 0
+_progress: Callable[[int, int], None] | None = None
 _open: list[PoolClient] = []
 """What this process has open; each as long as the process lives."""
 
 
-def install(socket: str, anew: bool, report: Callable[[Weights], None]) -> None:
+def install(
+    socket: str,
+    anew: bool,
+    report: Callable[[Weights], None],
+    load_mb_s: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
     """Makes vLLM know the load format. `socket`: of the host's pools. `anew`: what they have of this
     engine's weights is dropped, since it may be wrong, and the files are read. `report` gets what each
-    load of weights did."""
-    global _socket, _anew, _report
+    load of weights did, `progress` how far the first rank is that reads files (see `ReadPace`)."""
+    global _socket, _anew, _report, _load_mb_s, _progress
     _socket, _anew, _report = socket, anew, report
+    _load_mb_s, _progress = load_mb_s, progress
     register_model_loader(FORMAT)(PooledModelLoader)
 
 
@@ -94,12 +104,27 @@ class PooledModelLoader(DefaultModelLoader):
                 )
             )
 
-    def _name(self, image: TensorImage, model_config: ModelConfig) -> str:
-        """Two images of one name have the same bytes: the files, the build and this rank's share decide."""
+    def get_all_weights(
+        self, model_config: ModelConfig, model: nn.Module
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Tensors of the files, at the rate that is permitted."""
+        size = sum(os.path.getsize(file) for file in self._files(model_config))
+        pace = ReadPace(size, _load_mb_s, None if get_tp_group().rank_in_group else _progress)
+        for name, tensor in super().get_all_weights(model_config, model):
+            yield name, tensor
+            pace.read(tensor.nbytes)
+        pace.done()
+
+    def _files(self, model_config: ModelConfig) -> list[str]:
         _, files, _, _ = self._prepare_weights(
             model_config.model, None, model_config.revision, True, None
         )
-        stamps = [(os.path.realpath(f), stamp_of(Path(f))) for f in sorted(files)]
+        return sorted(files)
+
+    def _name(self, image: TensorImage, model_config: ModelConfig) -> str:
+        """Two images of one name have the same bytes: the files, the build and this rank's share decide."""
+        files = self._files(model_config)
+        stamps = [(os.path.realpath(f), stamp_of(Path(f))) for f in files]
         tp, pp = get_tp_group(), get_pp_group()
         ranks = (tp.rank_in_group, tp.world_size, pp.rank_in_group, pp.world_size)
         parallel = get_current_vllm_config().parallel_config

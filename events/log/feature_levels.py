@@ -23,7 +23,7 @@ from relume.events.log.errors import RelumeError
 
 FIRST_LEVEL = 1
 """Level of all events that are older than levels; in force until the first raise."""
-LEVEL = 2
+LEVEL = 3
 """The highest level of which this build reads all events."""
 
 

@@ -109,6 +109,7 @@ from relume.events.vocabulary.worker_events import (
     StreamsReported,
     WeightsDigested,
     WeightsLoaded,
+    WeightsLoading,
     WeightsReadStarted,
     WorkerDeregistered,
     WorkerLeaving,
@@ -146,6 +147,7 @@ WORKER_EVENTS = (
     | WeightsReadStarted
     | WeightsDigested
     | WeightsLoaded
+    | WeightsLoading
 )
 REPLICA_EVENTS = (
     ReplicaStarted

@@ -213,6 +213,20 @@ class WeightsDigested(Event, frozen=True, tag="weights_digested/1", kw_only=True
     """Why there is no digest; empty: there is one."""
 
 
+class WeightsLoading(Event, frozen=True, tag="weights_loading/1", kw_only=True):
+    """How far an engine is that reads the files of its model. Its agent says so every other second, while
+    that changes."""
+
+    tag_level: ClassVar[int] = 3
+
+    worker: str
+    incarnation: int
+    bytes: int
+    """Size of the files."""
+    read_bytes: int
+    """Part of it that its first rank has read; each rank reads all files."""
+
+
 class WeightsLoaded(Event, frozen=True, tag="weights_loaded/1", kw_only=True):
     """Where an engine had its weights from: it read the files, or found them in a pool of its host's
     memory, which outlives engines."""

@@ -174,6 +174,7 @@ _NAMES: dict[type, Callable[[Fleet, str, Any], Iterable[str]]] = {
     v.RestoreDone: _nobody,
     v.LinkMeasured: _nobody,
     v.WeightsLoaded: _nobody,
+    v.WeightsLoading: _nobody,
     v.RestoreFailed: _nobody,
     v.CheckpointsReleased: _nobody,
     v.CheckpointsVoided: _every_holder,

@@ -103,8 +103,12 @@ class Drain(Struct, kw_only=True):
     deadline_tick: int
 
 
+LOADING = -1
+"""The time of weights that are being loaded."""
+
+
 class LoadedWeights(Struct, array_like=True):
-    """See `WeightsLoaded`."""
+    """See `WeightsLoaded`; while `took_ms` is LOADING, see `WeightsLoading`."""
 
     bytes: int
     read_bytes: int

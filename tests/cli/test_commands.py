@@ -59,11 +59,18 @@ async def test_workers_shows_where_the_weights_of_engines_came_from(relume):
         writer = await scene.worker("w0")
         _, out, _ = await relume(scene, "workers")
         assert "WEIGHTS" not in out, "no worker leaves them in a pool"
+        writer.append(
+            v.WeightsLoading(worker="w0", incarnation=1, bytes=4 << 30, read_bytes=1 << 30)
+        )
+        await scene.until(lambda: scene.replica.fleet.workers["w0"].loaded)
+        _, out, _ = await relume(scene, "workers")
+        assert "loading: 1024 of 4096 MiB read (25 %)" in out
         loaded = v.WeightsLoaded(
             worker="w0", incarnation=1, ranks=1, bytes=3 << 30, read_bytes=1 << 30, took_ms=1200
         )
-        writer.append(loaded)
-        await scene.until(lambda: scene.replica.fleet.workers["w0"].loaded)
+        late = v.WeightsLoading(worker="w0", incarnation=1, bytes=4 << 30, read_bytes=2 << 30)
+        writer.append(loaded, late)
+        await scene.until(lambda: scene.replica.fleet.workers["w0"].loaded.took_ms > 0)
         _, out, _ = await relume(scene, "workers")
         assert "WEIGHTS" in out and "3072 MiB in 1200 ms, 1024 MiB read" in out
 

@@ -18,6 +18,7 @@ from tests.mixed_versions.next_build import NEXT, NoteWritten, WeatherReported
 DIGESTS = {
     1: "b78c52f7b42022c0",
     2: "8a704be4dee8dd72",
+    3: "83e920800a6d56c4",
 }
 """Of the list of each level. That of a released level never changes."""
 

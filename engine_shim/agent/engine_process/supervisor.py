@@ -32,6 +32,7 @@ from relume.engine_shim.agent.engine_process.child import EngineProcesses
 from relume.engine_shim.agent.engine_process.drain import UNKNOWN
 from relume.engine_shim.agent.engine_process.engine_hosts import EngineHost, EngineOrder, make_order
 from relume.engine_shim.agent.engine_process.hang_watch import HangWatch
+from relume.engine_shim.agent.engine_process.loading_watch import LoadingWatch
 from relume.engine_shim.agent.engine_process.process_identity import stat_of
 from relume.engine_shim.agent.engine_process.watched_engine import ServingEngine, WatchedServer
 from relume.engine_shim.agent.host_daemon.checkpoint_options import checkpoints_of
@@ -40,6 +41,7 @@ from relume.engine_shim.agent.notice_server import NoticeBoard
 from relume.engine_shim.agent.report_server import ReportServer
 from relume.engine_shim.agent.run_directory import EngineRecord, RunDirectory
 from relume.engine_shim.engine.hosts import deathwatch
+from relume.engine_shim.engine.progress import Progress
 from relume.events.vocabulary import (
     EngineDied,
     EngineReady,
@@ -238,7 +240,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             watches = [
                 tasks.create_task(watch(engine, order))
-                for watch in (self._watch_hangs, self._send_canaries)
+                for watch in (self._watch_loading, self._watch_hangs, self._send_canaries)
             ]
             await engine.dead.wait()
             for watch in watches:
@@ -246,6 +248,13 @@ class Supervisor:
         ready_for_s = engine.died_at - self._ready_at if engine.ready else 0.0
         await self._bury(engine, engine.reason, engine.detail)
         return ready_for_s, engine.reason
+
+    async def _watch_loading(self, engine: EngineProcesses, order: EngineOrder) -> None:
+        """Until its files are read, or cancelled."""
+        if self._checkpoints is not None and self._checkpoints.pools:
+            page, worker = Progress(str(self._directory.progress)), self._config.worker
+            watch = LoadingWatch(worker, order.incarnation, page, self._journal, engine.serving)
+            await watch.run()
 
     async def _watch_hangs(self, engine: EngineProcesses, order: EngineOrder) -> None:
         """Until cancelled. What stands in for a plain server watches that by itself."""

@@ -20,7 +20,7 @@ from relume.engine_shim.checkpoints.daemon.store import host_memory
 from relume.engine_shim.checkpoints.link import link_auth
 from relume.events.decode_errors import UNREADABLE
 from relume.events.settings.config_error import ConfigError
-from relume.events.wire.engine_environment import POOLS, POOLS_ANEW
+from relume.events.wire.engine_environment import LOAD_MB_S, POOLS, POOLS_ANEW
 
 _CURVE_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _ENDPOINT_PATH = re.compile(r"/[A-Za-z0-9_./-]{1,100}")
@@ -52,6 +52,7 @@ class Checkpoints(Struct, frozen=True, kw_only=True):
     daemon: dict[str, Any]
     links: dict[str, Any]
     machine: str
+    load_mb_s: int = 0
 
     @property
     def digest(self) -> str:
@@ -77,7 +78,10 @@ class Checkpoints(Struct, frozen=True, kw_only=True):
 
     def engine_environment(self, anew: bool) -> dict[str, str]:
         """What tells an engine where its weights are; `anew`: it reads the files, whatever pools have."""
-        return {POOLS: self.pools, POOLS_ANEW: "1" if anew else ""} if self.pools else {}
+        if not self.pools:
+            return {}
+        how = {POOLS_ANEW: "1" if anew else "", LOAD_MB_S: str(self.load_mb_s)}
+        return {POOLS: self.pools, **how}
 
 
 def budget_bytes(config: AgentConfig) -> int:
@@ -130,8 +134,9 @@ def checkpoints_of(config: AgentConfig) -> Checkpoints | None:
         address, daemon["remote"] = _remote(config, curve)
     local = f"unix:{socket}" if config.checkpoint_local else ""
     return Checkpoints(
-        socket=socket, local=local, address=address, daemon=daemon, links=links, machine=machine()
-    )
+        socket=socket, local=local, address=address, daemon=daemon, links=links, machine=machine(),
+        load_mb_s=config.weights_load_mb_s,
+    )  # fmt: skip
 
 
 def _remote(config: AgentConfig, curve: CurveFile | None) -> tuple[str, dict[str, Any]]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import EngineKind
 from relume.policies.state import account, coverage, operator_commands, prefix_cache, step_times
-from relume.policies.state.fleet import Fleet, Leaving, LoadedWeights, Worker
+from relume.policies.state.fleet import LOADING, Fleet, Leaving, LoadedWeights, Worker
 from relume.policies.state.lifecycles.engine_life import LIFE as ENGINE_LIFE
 from relume.policies.state.lifecycles.engine_life import NOT_NAMED, Age, Step, age_of, taken_in
 from relume.policies.state.lifecycles.worker_life import declared_away, worker_of
@@ -135,6 +135,15 @@ def _on_weights_loaded(fleet: Fleet, stream: str, epoch: int, event: v.WeightsLo
         worker.loaded = LoadedWeights(event.bytes, event.read_bytes, event.took_ms)
 
 
+def _on_weights_loading(fleet: Fleet, stream: str, epoch: int, event: v.WeightsLoading) -> None:
+    """One that was written when every replica could read it may be late."""
+    worker = fleet.workers.get(stream[2:])
+    if worker is None or event.incarnation != worker.incarnation:
+        return
+    if isinstance(worker.loaded, UnsetType) or worker.loaded.took_ms == LOADING:
+        worker.loaded = LoadedWeights(event.bytes, event.read_bytes, LOADING)
+
+
 HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.WorkerRegistered: _on_registered,
     v.WorkerLeaving: _on_leaving,
@@ -146,4 +155,5 @@ HANDLERS: dict[type, Callable[[Fleet, str, int, Any], None]] = {
     v.EngineRestartScheduled: _on_restart_scheduled,
     v.StreamsReported: _on_streams_reported,
     v.WeightsLoaded: _on_weights_loaded,
+    v.WeightsLoading: _on_weights_loading,
 }

@@ -24,7 +24,7 @@ POOL = "relume-pool"
 
 class KeepingFleet(LocalFleet):
     def agent_flags(self, index: int) -> list[str]:
-        return ["--keep-weights-mb", "64"]
+        return ["--keep-weights-mb", "64", "--weights-load-mb-s", "1"]
 
 
 async def test_an_engine_finds_the_weights_of_the_one_before(options: FleetOptions) -> None:
@@ -44,6 +44,11 @@ async def test_an_engine_finds_the_weights_of_the_one_before(options: FleetOptio
         await _restarted(scene, 3)
         third = await _loaded(scene, 3)
         assert third.read_bytes == first.bytes
+        assert third.took_ms >= 1000 * (first.bytes >> 20), "at most 1 MiB per second"
+        loading = [e for e in await scene.events("w.w0") if type(e) is v.WeightsLoading]
+        of_third = [e for e in loading if e.incarnation == 3]
+        assert of_third and 0 < of_third[-1].read_bytes <= of_third[-1].bytes
+        assert not [e for e in loading if e.incarnation == 2], "it reads no file"
         assert (await scene.worker("w0"))["weights_read_bytes"] == first.bytes
         assert same(calm, await scene.streams(4, 64, "again")) == []
         recovered = [r for r in incidents_of(await scene.log()) if r.part == FailedPart.WORKER]

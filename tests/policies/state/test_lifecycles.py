@@ -30,7 +30,7 @@ LOAD_ONLY = {
     v.EngineHung, v.EngineRecovered, v.ReportsDropped, v.CanaryReported, v.CanaryValuesDecided,
     v.CheckpointsVoided, v.CrossCheckDecided, v.CrossChecked, v.DegradationDecided, v.RolloutDecided,
     v.FeatureLevelRaised, v.SparesDecided, v.SegmentSkipped, v.WeightsReadStarted, v.WeightsDigested,
-    v.WeightsCompared, v.WeightsLoaded,
+    v.WeightsCompared, v.WeightsLoaded, v.WeightsLoading,
 }  # fmt: skip
 """Folded records that concern no life."""
 OF_REQUESTS = {
