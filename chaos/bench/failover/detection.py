@@ -23,10 +23,12 @@ import os
 import signal
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -77,10 +79,15 @@ class Log(Watch):
     def __init__(self, reader: Any) -> None:
         super().__init__(reader)
         self.happened: list[tuple[float, Any]] = []
+        self.steps_us: deque[int] = deque(maxlen=400)
+        """Of the latest decode steps, with their gaps and without waits for a CPU."""
 
     def _seen(self, stream: str, position: int, event: Any) -> None:
         super()._seen(stream, position, event)
-        if type(event) is not v.EngineStep:
+        if type(event) is v.EngineStep:
+            if event.batch and not event.prefill_tokens:
+                self.steps_us.append(event.duration_us + event.gap_us - event.wait_us)
+        else:
             self.happened.append((time.monotonic(), event))
 
     async def first(self, since: float, seen: Seen) -> float:
@@ -195,9 +202,7 @@ class Bench:
         take four times as long."""
         async with self.load() as load:
             worker = await self._busy()
-            # Neighbours on the same cores disturb its own figure.
-            step_us = max(other.decode_us for other in self._log.fleet.workers.values())
-            process, delay_s = f"engine {worker.name}", 3 * step_us / 1e6
+            process, delay_s = f"engine {worker.name}", 3 * median(self._log.steps_us) / 1e6
             began = time.monotonic()
             async with self._failpoints.armed(
                 Failpoint.ENGINE_STEP, Action.DELAY, process=process, times=0, seconds=delay_s
