@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,24 +29,33 @@ class Written:
         self.events.append(event)
 
 
+class SeenPage(Progress):
+    """Counts how often it is read."""
+
+    reads = 0
+
+    def loading(self) -> tuple[int, int]:
+        self.reads += 1
+        return super().loading()
+
+
 async def test_the_log_is_told_while_files_are_read_and_not_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loading_watch, "LOOK_S", 0.005)
-    page, journal, serving = Progress(), Written(), asyncio.Event()
+    page, journal, serving = SeenPage(), Written(), asyncio.Event()
     watch = asyncio.create_task(LoadingWatch("w0", 3, page, journal, serving).run())  # type: ignore[arg-type]
 
-    async def until(read: int) -> None:
+    async def until(found: Callable[[], Any]) -> None:
         async with asyncio.timeout(30):
-            while not journal.events or journal.events[-1].read_bytes != read:
+            while not found():
                 await asyncio.sleep(0.002)
 
-    await asyncio.sleep(0.03)
+    await until(lambda: page.reads > 3)
     assert not journal.events, "it reads nothing"
-    page.write_loading(100, 0)
-    await until(0)
-    page.write_loading(100, 40)
-    await until(40)
+    for read in (0, 40):
+        page.write_loading(100, read)
+        await until(lambda: journal.events and journal.events[-1].read_bytes == read)  # noqa: B023
     page.write_loading(100, 100)
     async with asyncio.timeout(30):
         await watch
