@@ -22,8 +22,10 @@ _STATEMENTS_AT, _RESETS_AT, _LIMIT_AT = 104, 112, 120
 """Written by the agent; the other fields are the engine's."""
 _COMPUTED_AT = 128
 """Written by the process that computes, where that is not the scheduler's own."""
-_COMPUTED = _LOADING = struct.Struct("<2q")
-_LOADING_AT = 144
+_COMPUTED = struct.Struct("<3q")
+_LOADING_AT = 152
+_LOADING = struct.Struct("<2q")
+_BEGAN_AT = 8
 
 _LOAD = ("uncomputed", "decoding", "context", "arrived")
 
@@ -91,14 +93,19 @@ class Progress:
             **dict(zip(_LOAD, load, strict=True)),
         }
 
-    def write_computed(self, took_us: int, waited_us: int) -> None:
-        """How long model steps have taken so far in the process that computes them, and for how much of
-        that they waited for a CPU."""
-        _COMPUTED.pack_into(self._page, _COMPUTED_AT, took_us, waited_us)
+    def write_computed(self, took_us: int, waited_us: int, late_us: int) -> None:
+        """Sums over the model steps so far, in the process that computes them: how long they took, for how
+        much of that it waited for a CPU, and for how long it did before it began them."""
+        _COMPUTED.pack_into(self._page, _COMPUTED_AT, took_us, waited_us, late_us)
 
-    def computed(self) -> tuple[int, int]:
+    def computed(self) -> tuple[int, int, int]:
         """The same; zeros where the scheduler's own process computes."""
         return _COMPUTED.unpack_from(self._page, _COMPUTED_AT)
+
+    def began_ns(self) -> int:
+        """When the scheduler began the oldest step that has not ended, by CLOCK_MONOTONIC; 0: there is
+        none."""
+        return int(_NUMBER.unpack_from(self._page, _BEGAN_AT)[0])
 
     def write_loading(self, size: int, read: int) -> None:
         """The files of the model have `size` bytes, of which the first rank has read `read`."""

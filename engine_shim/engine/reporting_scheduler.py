@@ -281,12 +281,17 @@ class _Reports:
 
     def _wait_us(self, took_us: int) -> int:
         """How long the engine waited for a CPU since the last call, which is `took_us` ago. While another
-        process computes, its waits count; of this thread's, those of the rest of the time."""
-        waited_us, (took_before, waited_before) = self._cpu.lap_us(), self._computed
-        self._computed = took, waited = self._progress.computed()
-        if took == took_before:
+        process computes, its waits count. In the rest of the time, they are this thread's, and those of the
+        other one from the step's begin until it computes."""
+        waited_us, before, self._computed = (
+            self._cpu.lap_us(),
+            self._computed,
+            self._progress.computed(),
+        )
+        took, waited, late = (now - then for now, then in zip(self._computed, before, strict=True))
+        if not took:
             return waited_us
-        return waited - waited_before + min(waited_us, max(took_us - (took - took_before), 0))
+        return waited + min(waited_us + late, max(took_us - took, 0))
 
     def pass_prefills(self, requests: Iterable[Request]) -> None:
         """Failpoints of a step that computed tokens of `requests`, before any of it is reported."""

@@ -62,9 +62,13 @@ async def _gives_way_and_measures(scene: Scene) -> None:
     for pid in pids.values():
         assert os.getpriority(os.PRIO_PROCESS, pid) >= ENGINE_NICE
         assert weight_of_session(pid) in (None, os.getpriority(os.PRIO_PROCESS, pid))
-    took_us, waited_us = Progress(str(scene.fleet.dir / "run" / "w0" / "progress")).computed()
+    took_us, waited_us, late_us = Progress(
+        str(scene.fleet.dir / "run" / "w0" / "progress")
+    ).computed()
     steps = [e for e in await scene.events("w.w0") if type(e) is v.EngineStep]
-    assert 0 <= waited_us < took_us < sum(e.duration_us for e in steps) + 60_000_000
+    assert (
+        late_us >= 0 and 0 <= waited_us < took_us < sum(e.duration_us for e in steps) + 60_000_000
+    )
 
 
 async def _killed(scene: Scene, calm: dict, role: str, turn: int) -> bool:

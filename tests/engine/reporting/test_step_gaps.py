@@ -155,16 +155,16 @@ def test_while_another_process_computes_its_waits_count_and_not_those_of_who_pol
     engine: ScriptedScheduler,
 ) -> None:
     engine.step()
-    engine.computed.write_computed(took_us=4000, waited_us=1500)
+    engine.computed.write_computed(took_us=4000, waited_us=1500, late_us=0)
     engine.waited_ms = 4
     engine.step()  # of 5 ms
-    engine.computed.write_computed(took_us=6000, waited_us=1500)
+    engine.computed.write_computed(took_us=6000, waited_us=1500, late_us=500)
     engine.ms += 3
     engine.waited_ms = 2
     engine.step()
     engine.waited_ms = 3
     engine.step(0, 0)
-    assert [record.wait_us for record in engine.records] == [0, 2500, 2000, 3000]
+    assert [record.wait_us for record in engine.records] == [0, 2500, 2500, 3000]
 
 
 def test_a_worker_adds_up_what_its_part_of_the_steps_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,14 +186,42 @@ def test_a_worker_adds_up_what_its_part_of_the_steps_takes(monkeypatch: pytest.M
     monkeypatch.setattr(worker_times, "Worker", Worker)
     progress = Progress()
     worker_times.install(progress)
-    assert Worker(1).execute_model(0.001) == "output" and progress.computed() == (0, 0)
+    assert Worker(1).execute_model(0.001) == "output" and progress.computed() == (0, 0, 0)
     worker = Worker(0)
     assert worker.execute_model(sleep_s=0.02) == "output"
-    took_us, waited_us = progress.computed()
+    took_us, waited_us, _ = progress.computed()
     assert took_us >= 20_000 and 0 <= waited_us < took_us
     with pytest.raises(RuntimeError, match="odd"):
         worker.sample_tokens("odd")
     assert progress.computed()[0] >= took_us + 20_000
+
+
+def test_a_worker_that_begins_late_waited_no_longer_than_the_step_is_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from relume.engine_shim.engine.vllm_private import worker_times
+
+    waits_us = iter((900_000, 0, 900_000, 0, 900_000, 0, 7, 0))
+    monkeypatch.setattr(
+        worker_times, "WaitForCpu", lambda: SimpleNamespace(lap_us=lambda: next(waits_us))
+    )
+    progress, worker = Progress(), SimpleNamespace(rank=0)
+    part = worker_times._StepTimes(progress).measured(lambda worker: None)
+
+    def began(ago_ms: int) -> None:
+        progress.write(1, time.monotonic_ns() - ago_ms * 1_000_000, 1, 0, 0)
+
+    part(worker)  # no step: it warms up
+    assert progress.computed()[2] == 0
+    began(ago_ms=5)
+    part(worker)
+    late_us = progress.computed()[2]
+    assert 5000 <= late_us < 900_000
+    part(worker)  # another part of the same step
+    assert progress.computed()[2] == late_us
+    began(ago_ms=5)
+    part(worker)
+    assert progress.computed()[2] == late_us + 7
 
 
 def test_an_idle_engine_says_once_that_records_were_dropped(engine: ScriptedScheduler) -> None:
