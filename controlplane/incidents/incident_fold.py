@@ -73,13 +73,15 @@ class IncidentFold:
         if handler is not None:
             handler(entry, entry.event)
 
-    def wants(self, event: Any) -> bool:
+    def wants(self, stream: str, event: Any) -> bool:
         """Whether `take` has a use for it: most events are engine steps, read only if they have new
-        requests, or while a touched stream waits for its next token or an engine follows a failed
+        requests, while a touched stream waits for its next token, or of an engine that follows a failed
         one."""
         kind = type(event)
         if kind is v.EngineStep:
-            return bool(self._streams.waiting) or self._recoveries.running or _has_new(event)
+            return (
+                bool(self._streams.waiting) or self._recoveries.follows(stream) or _has_new(event)
+            )
         return kind in self.handlers
 
     @property
@@ -101,7 +103,7 @@ class IncidentFold:
         self._recoveries.on_ready(entry, event)
 
     def _on_died(self, entry: Entry, event: v.EngineDied) -> None:
-        self._recoveries.on_gone(event.worker)
+        self._recoveries.on_died(event)
         self._workers.handlers[v.EngineDied](entry, event)
 
     def _on_routed(self, entry: Entry, event: v.RouteDecided) -> None:
@@ -114,8 +116,7 @@ class IncidentFold:
 
     def _on_step(self, entry: Entry, event: v.EngineStep) -> None:
         self._served.on_step(entry.stream[2:], event)
-        if self._recoveries.running:
-            self._recoveries.on_step(entry, event)
+        self._recoveries.on_step(entry, event)
         if self._streams.waiting:
             for case in self._streams.on_step(entry, event):
                 _settled(case, entry)
@@ -203,7 +204,7 @@ class IncidentObserver:
 
     def seen(self, stream: str, position: int, event: Any) -> None:
         """One event of the group being folded."""
-        if self._group or self._fold.wants(event):
+        if self._group or self._fold.wants(stream, event):
             self._group.append((self._index, stream, position, event))
         self._index += 1
 
@@ -212,7 +213,7 @@ class IncidentObserver:
         fold, taken, self._group, self._index = self._fold, self._group, [], 0
         segments = {segment.stream: segment for segment in group.segments} if taken else {}
         for index, stream, position, event in taken:
-            if fold.wants(event):
+            if fold.wants(stream, event):
                 segment = segments[stream]
                 fold.take(
                     Entry(

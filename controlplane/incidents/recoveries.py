@@ -4,7 +4,7 @@ engine generated its first token, and when it was as fast as it became.
 The first is the time to first success (TFS) of seed 001 (AnchorTP, section V), from the failure on. The
 time to peak (TTP) follows it: until throughput is at its peak. Here that is the first second in which the
 engine generated PEAK_PERCENT of what it generated in its best second of the PEAK_S after its first token.
-So it says how long the engine took to be as fast as its requests asked of it.
+So it says how long the engine took to be as fast as its requests needed it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ class _Recovering(Struct, eq=False):
 
 class Recoveries:
     """Engines that follow those of `book`, until PEAK_S after their first token. One that generates none
-    within PEAK_S has no times: nothing asked for them."""
+    within PEAK_S has no times: it had no request."""
 
     def __init__(self, book: CaseBook) -> None:
         self._book = book
         self._running: dict[str, _Recovering] = {}
         """By worker."""
 
-    @property
-    def running(self) -> bool:
-        """Whether steps of engines matter."""
-        return bool(self._running)
+    def follows(self, stream: str) -> bool:
+        """Whether steps of the worker with this stream matter."""
+        return stream[2:] in self._running
 
     def on_loaded(self, entry: Entry, event: v.WeightsLoaded) -> None:
         """The engine that follows a failed one has its weights."""
@@ -94,8 +93,14 @@ class Recoveries:
             elif 0 <= recovering.case.record.first_token_ms <= until_ms:
                 self._finish(worker)
 
+    def on_died(self, event: v.EngineDied) -> None:
+        """An engine died: if it is the one that follows, its best second is not known."""
+        recovering = self._running.get(event.worker)
+        if recovering is not None and recovering.incarnation <= event.incarnation:
+            del self._running[event.worker]
+
     def on_gone(self, worker: str) -> None:
-        """Its engine died, or the worker left: its best second is not known."""
+        """The worker left: the best second of its engine is not known."""
         self._running.pop(worker, None)
 
     def forget(self, case: Case) -> None:

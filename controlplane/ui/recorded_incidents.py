@@ -27,7 +27,7 @@ class RecordedIncidents:
 
     def take(self, entry: Entry) -> None:
         """The next event of the log."""
-        if self._whole.wants(entry.event):
+        if self._whole.wants(entry.stream, entry.event):
             self._entries.append(entry)
             self._whole.take(entry)
 

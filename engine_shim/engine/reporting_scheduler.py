@@ -20,8 +20,8 @@ from vllm.v1.request import Request
 
 from relume.engine_shim import identity
 from relume.engine_shim.engine import plugin
-from relume.engine_shim.engine.cpu_clocks import WaitForCpu
 from relume.engine_shim.engine.step_estimate import StepEstimate
+from relume.engine_shim.engine.step_waits import StepWaits
 from relume.engine_shim.engine.vllm_private import prefix_cache, prefix_marks, resume_state
 from relume.engine_shim.generation import IDENTITY_KEY, reported
 from relume.events.failpoints import failpoint_client
@@ -116,8 +116,7 @@ class _Reports:
         self._names: dict[tuple[str, int], int] = {}
         self._in_flight: deque[_StepInFlight] = deque()
         self._ended_ns = 0
-        self._cpu = WaitForCpu()
-        self._computed = self._progress.computed()
+        self._waits = StepWaits(self._progress)
         self._waits_since_ns = 0
         """End of the last step, if requests have waited for the next one since; else 0."""
         self._uncomputed = self._decoding = self._context = self._arrived = 0
@@ -205,7 +204,7 @@ class _Reports:
         self.steps += 1
         since_ns, self._waits_since_ns = self._waits_since_ns, 0
         if not since_ns and not self._in_flight:
-            self._wait_us(0)  # it was idle
+            self._waits.lap_us(0)  # it was idle
         step = _StepInFlight(self.steps, began_ns, began_ns - since_ns if since_ns else 0)
         self._in_flight.append(step)
         return step
@@ -252,7 +251,7 @@ class _Reports:
         began_ns = max(step.began_ns, self._ended_ns)
         self._ended_ns = time.monotonic_ns()
         duration_us = max(1, (self._ended_ns - began_ns) // 1000)
-        waited_us = self._wait_us(duration_us + step.gap_ns // 1000)
+        waited_us = self._waits.lap_us(duration_us + step.gap_ns // 1000)
         self._expected.learn(duration_us, step.prompt_tokens)
         if not self._in_flight:
             self._waits_since_ns = self._ended_ns
@@ -278,20 +277,6 @@ class _Reports:
         elif not running and not waiting and kv_used != self._kv_reported:
             self._tell(waiting, kv_used)  # unreported requests had blocks when it was told last
         self.show(running, waiting, kv_used)
-
-    def _wait_us(self, took_us: int) -> int:
-        """How long the engine waited for a CPU since the last call, which is `took_us` ago. While another
-        process computes, its waits count. In the rest of the time, they are this thread's, and those of the
-        other one from the step's begin until it computes."""
-        waited_us, before, self._computed = (
-            self._cpu.lap_us(),
-            self._computed,
-            self._progress.computed(),
-        )
-        took, waited, late = (now - then for now, then in zip(self._computed, before, strict=True))
-        if not took:
-            return waited_us
-        return waited + min(waited_us + late, max(took_us - took, 0))
 
     def pass_prefills(self, requests: Iterable[Request]) -> None:
         """Failpoints of a step that computed tokens of `requests`, before any of it is reported."""

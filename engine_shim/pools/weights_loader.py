@@ -53,8 +53,8 @@ def install(
     socket: str,
     anew: bool,
     report: Callable[[Weights], None],
-    load_mb_s: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    load_mb_s: int,
+    progress: Callable[[int, int], None],
 ) -> None:
     """Makes vLLM know the load format. `socket`: of the host's pools. `anew`: what they have of this
     engine's weights is dropped, since it may be wrong, and the files are read. `report` gets what each
@@ -109,7 +109,8 @@ class PooledModelLoader(DefaultModelLoader):
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
         """Tensors of the files, at the rate that is permitted."""
         size = sum(os.path.getsize(file) for file in self._files(model_config))
-        pace = ReadPace(size, _load_mb_s, None if get_tp_group().rank_in_group else _progress)
+        is_first = not (get_tp_group().rank_in_group or get_pp_group().rank_in_group)
+        pace = ReadPace(size, _load_mb_s, _progress if is_first else None)
         for name, tensor in super().get_all_weights(model_config, model):
             yield name, tensor
             pace.read(tensor.nbytes)

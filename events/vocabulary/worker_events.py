@@ -282,7 +282,8 @@ class EngineStep(Event, frozen=True, tag="engine_step/1", kw_only=True):
     """Time between the step before and this one, while requests ran or waited; 0: none, or
     unknown (the first step, or the engine was idle)."""
     wait_us: int = 0
-    """Time for which its thread waited for a CPU, in the step and the gap; 0: also unknown."""
+    """Time for which it waited for a CPU, in the step and the gap; 0: also unknown. While another process
+    computes for the scheduler's, that one's waits count."""
 
 
 class PrefixBlocksChanged(Event, frozen=True, tag="prefix_blocks_changed/1", kw_only=True):

@@ -344,7 +344,8 @@ async def test_a_stopped_process_stands_and_a_slow_one_is_let_go() -> None:
         assert await signals.stop(child.pid)
         assert signals.state_of(Path(f"/proc/{child.pid}")) == "T"
         slowing = asyncio.create_task(signals.slow(child.pid, 4))
-        await until(lambda: signals.state_of(Path(f"/proc/{child.pid}")) == "S")
+        for state in "STST":
+            await until(lambda: signals.state_of(Path(f"/proc/{child.pid}")) == state)  # noqa: B023
         slowing.cancel()
         await asyncio.gather(slowing, return_exceptions=True)
         await until(lambda: signals.state_of(Path(f"/proc/{child.pid}")) == "S")

@@ -88,15 +88,15 @@ class Clock:
 
 
 def paced(limit_mb_s: int, size: int = 100 * MIB) -> tuple[ReadPace, Clock, list[Any]]:
-    clock, told = Clock(), []
+    clock, reported = Clock(), []
     pace = ReadPace(
-        size, limit_mb_s, lambda *how_far: told.append(how_far), lambda: clock.s, clock.sleep
+        size, limit_mb_s, lambda *how_far: reported.append(how_far), lambda: clock.s, clock.sleep
     )
-    return pace, clock, told
+    return pace, clock, reported
 
 
 def test_files_are_read_at_the_rate_and_no_slower() -> None:
-    pace, clock, told = paced(50)
+    pace, clock, reported = paced(50)
     pace.read(25 * MIB)
     assert clock.s == 0.5
     clock.s = 3.0  # the storage was slower than the limit
@@ -106,7 +106,7 @@ def test_files_are_read_at_the_rate_and_no_slower() -> None:
     assert clock.s == 4.0
     pace.done()
     sizes = [0, 25, 50, 100, 100]
-    assert told == [(100 * MIB, read * MIB) for read in sizes]
+    assert reported == [(100 * MIB, read * MIB) for read in sizes]
 
 
 def test_without_a_limit_nothing_waits() -> None:

@@ -21,7 +21,7 @@ class ScriptedScheduler:
     """Drives the reports of a scheduler by a clock in milliseconds."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        from relume.engine_shim.engine import reporting_scheduler
+        from relume.engine_shim.engine import reporting_scheduler, step_waits
 
         self.ms = 0
         self.waited_ms = 0
@@ -38,7 +38,7 @@ class ScriptedScheduler:
         patch.setattr(plugin, "reporter", lambda: self.reporter)
         patch.setattr(plugin, "progress", lambda: progress)
         patch.setattr(reporting_scheduler, "time", clock)
-        patch.setattr(reporting_scheduler, "WaitForCpu", lambda: SimpleNamespace(lap_us=self._lap))
+        patch.setattr(step_waits, "WaitForCpu", lambda: SimpleNamespace(lap_us=self._lap))
         self.reports = reporting_scheduler._Reports()
 
     def _take_lost(self) -> int:
