@@ -120,12 +120,14 @@ class FailpointServer:
         nth: int = 1,
         times: int = 1,
         seconds: float = 0.0,
+        factor: float = 1.0,
         **facts: Any,
     ) -> AsyncIterator[ArmedFailpoint]:
         """A rule for the processes whose name matches `process` (as fnmatch), in force inside.
 
         In each of them it acts `times` times (0: always), from the `nth` passage with these
-        `facts` on. `seconds`: of a delay.
+        `facts` on. `seconds`: of a delay. `factor`: of a stretch, at
+        least 1.
         Raises FailpointError for a fact that the failpoint does not know, and if a process does
         not apply the rule within `APPLY_S`.
         """
@@ -139,6 +141,7 @@ class FailpointServer:
             "nth": nth,
             "times": times,
             "seconds": seconds,
+            "factor": factor,
             "facts": facts,
         }
         armed = self._armed[self._last_rule] = ArmedFailpoint(self, rule, process)

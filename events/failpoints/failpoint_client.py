@@ -5,7 +5,8 @@ attribute and one branch. Protocol, one JSON object per line:
 
     process -> {"process": "engine w0", "pid": 7}             once, at its start
     server  -> {"serial": 3, "rules": [{"id": 1, "point": "engine.decode", "action": "pause",
-                "nth": 1, "times": 1, "seconds": 0, "facts": {"tokens": 40}}]}   all in force
+                "nth": 1, "times": 1, "seconds": 0, "factor": 1, "facts": {"tokens": 40}}]}
+                                                              all in force
     process -> {"applied": 3}                                 they are in force here
     process -> {"reached": 1, "facts": {"request": "..", "tokens": 40}}
 
@@ -52,6 +53,7 @@ class _Rule:
         self.nth = int(given["nth"])
         self.times = int(given["times"])
         self.seconds = float(given["seconds"])
+        self.factor = float(given["factor"])
         self.facts: dict[str, Any] = given["facts"]
         self.passages = 0
         self.released = threading.Event()
@@ -136,9 +138,12 @@ def environment() -> dict[str, str]:
 
 
 def reach(
-    point: Failpoint, error: Callable[[str], Exception] = FailpointReached, **facts: Any
+    point: Failpoint,
+    error: Callable[[str], Exception] = FailpointReached,
+    took_s: float = 0.0,
+    **facts: Any,
 ) -> None:
-    """Pass `point` on this thread. `fail` raises `error(text)`."""
+    """Pass `point` on this thread. `fail` raises `error(text)`. `took_s`: what `stretch` makes longer."""
     rule = _client.rule(point, facts) if _client is not None else None
     if rule is None:
         return
@@ -150,6 +155,8 @@ def reach(
             pass
     elif rule.action is Action.DELAY:
         time.sleep(rule.seconds)
+    elif rule.action is Action.STRETCH:
+        time.sleep((rule.factor - 1) * took_s)
     else:
         _end(rule, error)
 

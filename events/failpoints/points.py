@@ -16,6 +16,7 @@ class Failpoint(enum.StrEnum):
     ENGINE_DECODE = "engine.decode"
     ENGINE_PREFILL = "engine.prefill"
     ENGINE_STEP = "engine.step"
+    ENGINE_COMPUTE = "engine.compute"
     ENGINE_FRAME = "engine.frame"
     RESTORE_FETCH = "restore.fetch"
     CHECKPOINT_STORE = "checkpoint.store"
@@ -31,13 +32,15 @@ class Action(enum.StrEnum):
     """What happens to a process that reaches a failpoint.
 
     `pause`: the thread waits until the rule is released (in `reach_async`: the task). `spin`: the
-    same, but it computes meanwhile. `delay`: it waits for a time. `fail`: the call raises, as it
-    would for a fault of that place. `exit`: the process dies at once, as by kill -9.
+    same, but it computes meanwhile. `delay`: it waits for a time. `stretch`: so long that what it just
+    did takes a multiple of its time; of a place that says how long that took. `fail`: the call raises, as
+    it would for a fault of that place. `exit`: the process dies at once, as by kill -9.
     """
 
     PAUSE = "pause"
     SPIN = "spin"
     DELAY = "delay"
+    STRETCH = "stretch"
     FAIL = "fail"
     EXIT = "exit"
 
@@ -66,6 +69,12 @@ PLACES: dict[Failpoint, Place] = {
         "engine",
         ("step",),
         "the engine has requests and is about to schedule step number `step`",
+    ),
+    Failpoint.ENGINE_COMPUTE: Place(
+        "engine",
+        ("rank",),
+        "rank `rank` of the engine has computed a step, in the process that computes; says how long its "
+        "step takes so far",
     ),
     Failpoint.ENGINE_REQUEST: Place(
         "engine",

@@ -38,13 +38,20 @@ from relume.events.vocabulary.enums import (
 )
 from relume.policies.canary import answers
 from relume.policies.crosscheck import check_budget, disputes
-from relume.policies.health import canary_evidence, cross_check_evidence, pace, prefix_caches
+from relume.policies.health import (
+    canary_evidence,
+    cross_check_evidence,
+    pace,
+    pace_v14,
+    prefix_caches,
+)
 from relume.policies.health.health_life import EXCLUDED
 from relume.policies.health.health_settings import MOST_ERRORS
 from relume.policies.health.health_state import DroppedReports, WorkerHealth
 from relume.policies.health.judgement import FADE_WINDOWS, PENDING_VERSION, Review, is_slow_v1
 from relume.policies.health.worker_reviews import (
     all_know,
+    all_living_know,
     decides,
     find_about,
     health_of,
@@ -296,8 +303,7 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     config = review.config
     if all_know(fleet, 5):
         fade_overheads(fleet, event.number)
-    by_records = all_know(fleet, 3)
-    for name, percent in pace.measured(fleet, by_records).items() if review.by_pace else ():
+    for name, percent in _paces(fleet, review).items():
         worker = fleet.workers[name]
         if percent >= config.slow_percent > 0 or not isinstance(worker.health, UnsetType):
             if (known := health_of(fleet, worker)) is not None:
@@ -312,6 +318,17 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     disputes.expire(fleet)
     check_budget.begin_saving(fleet)
     review_all(fleet, review)
+
+
+def _paces(fleet: Fleet, review: Review) -> dict[str, int]:
+    """The pace of each worker, by the version that every replica knows."""
+    if not review.by_pace:
+        return {}
+    if all_living_know(fleet, pace.VERSION):
+        return pace.measured(fleet, review.config)
+    for worker in fleet.workers.values():
+        worker.decode_steps = UNSET
+    return pace_v14.measured(fleet, all_know(fleet, 3))
 
 
 def _fade_evidence(fleet: Fleet, worker: Worker, health: WorkerHealth, window_ticks: int) -> None:

@@ -69,8 +69,23 @@ class WorkerHealth(Struct, kw_only=True):
     weights_owed: tuple[int, WeightsOutcome, str, str] | UnsetType = UNSET
 
 
+class DecodeSteps(Struct, kw_only=True):
+    """Decode steps of a worker since it was measured last (`relume.policies.health.pace`), without those
+    that computed prompts: how many; their microseconds, with the gaps before them and without waits for
+    a CPU, and those of the longest; the sums of their batches and contexts. Where steps are not reported
+    one by one, records count. `share`: the mean time of the last measure, in thousandths of what such
+    steps take in the worker's class; 0: that is not known."""
+
+    steps: int = 0
+    us: int = 0
+    longest_us: int = 0
+    requests: int = 0
+    context: int = 0
+    share: int = 0
+
+
 class StepPace(Struct, kw_only=True):
-    """Decode steps of a worker since it was measured last (`relume.policies.health.pace`): how
+    """The same before version 15 of `health` (`relume.policies.health.pace_v14`): how
     many, their time with the gaps before them, the sums of their batches and contexts. They are
     counted by reports, without those that computed prompts: the present one began after `step`, when
     the worker had computed `prompts`, and its first step took `first_us`. Time for which the engine

@@ -1,72 +1,151 @@
 """Which workers are slow, by the pace of their decode steps beside that of their peers.
 
 Theory of operation. At each tick the mean time of a worker's decode steps since it was measured last
-(`Worker.pace`), with the gaps before them and without waits for a CPU, is divided by what such steps
-take in its class by the fitted weights, for their batches and contexts. What remains is compared with
-the lower median of the workers of the class: so a busy host, or weights that do not fit, slow all of
-them and make none a suspect. A worker that makes no steps now is a peer by its last measure: the
-requests of a closed loop gather at the slow one. A worker that is slow in SLOW_TICKS measures in a row
-is slow, until one in which it is well below the limit, or none came for a while.
+(`Worker.decode_steps`), with the gaps before them and without waits for a CPU, is divided by what such
+steps take in its class. The longest step is left out: a fault of a page, or a CPU that a hypervisor took
+away, is no pace. What remains is compared with the lower median of the workers of the class: so what
+slows all of them, or usual times that do not fit, make none a suspect. A worker that makes no steps now
+is a peer by its last measure: the requests of a closed loop gather at the slow one. A worker that is slow
+in SLOW_TICKS measures in a row is slow, until one in which it is well below the limit, or none came for
+a while.
+
+The usual time of a class is fitted to its measures:
+
+    us = base + c * decoding requests + d * their context,  all >= 0
+
+Apart from the times that requests are predicted by (`step_times`), since those contain waits, and a slow
+worker teaches them: it has most of the requests, so a large batch would seem to take long. Here a measure
+well above those of the peers teaches nothing.
 """
 
 from __future__ import annotations
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from relume.events.vocabulary.enums import EnginePhase
 from relume.policies.health.health_settings import HealthConfig
-from relume.policies.health.health_state import StepPace, WorkerHealth
-from relume.policies.state.fleet import Fleet, Worker
-from relume.policies.state.step_times import ENOUGH_SAMPLES, SCALES
+from relume.policies.health.health_state import DecodeSteps, WorkerHealth
+from relume.policies.state.fleet import Fleet, StepTime, Worker
+from relume.policies.state.step_times import SCALES, solved
 
+VERSION = 15
+"""The version of `health` that measures so; see `pace_v14`."""
 Slow = tuple[int, int, int]
 """In how many measures in a row a worker was slow, tick of the last, and its time in percent of that
 of its peers."""
 
 SLOW_TICKS = 3
-FEWEST_STEPS = 3
+FEWEST_STEPS = 2
 """Steps of a measure; with fewer it is left to the next tick."""
+TRIMMED_STEPS = 4
+"""From so many on, the longest does not count."""
 AGAIN_PERCENT = 80
-"""A slow worker is slow until its pace is below this part of the limit."""
+"""A slow worker is slow until its pace is below this part of the limit. What is not below it teaches
+nothing."""
+ENOUGH_MEASURES = 8
+"""Measures from which on the usual time of a class is known."""
+FORGETTING = 0.98
+"""Forgetting factor, per tick: half of a measure's weight is gone after 34 s."""
+HUBER = 0.3
+"""Huber's threshold: relative errors beyond it count in proportion only."""
+
+Measure = tuple[float, float, float]
+"""Mean microseconds of a worker's steps, their mean batch and mean context, both scaled."""
 
 
-def measured(fleet: Fleet, by_records: bool) -> dict[str, int]:
+def measured(fleet: Fleet, config: HealthConfig) -> dict[str, int]:
     """The pace of each worker that made steps: their time in percent of that of its peers. Begins
-    the next measure. `by_records`: see StepPace."""
+    the next measure."""
     shares: dict[str, list[int]] = {}
-    new: list[tuple[Worker, int]] = []
+    new: list[tuple[Worker, Measure]] = []
     for worker in fleet.workers.values():
         if worker.engine != EnginePhase.READY:
             continue
-        pace = worker.pace
-        if isinstance(pace, UnsetType):
-            worker.pace = StepPace(
-                step=worker.step, prompts=worker.prefill_tokens, records=0 if by_records else -1
-            )
+        worker.pace = UNSET
+        decoded = worker.decode_steps
+        if isinstance(decoded, UnsetType):
+            worker.decode_steps = DecodeSteps()
             continue
-        if pace.steps >= FEWEST_STEPS:
-            if usual := _usual_us(fleet, worker, pace):
-                pace.share = int(pace.us * 1000 / usual)
-                new.append((worker, pace.share))
-            pace.steps = pace.us = pace.requests = pace.context = 0
-        if pace.share:
-            shares.setdefault(worker.steps_like, []).append(pace.share)
-    found: dict[str, int] = {}
-    for worker, share in new:
-        peers = sorted(shares.get(worker.steps_like, ()))
-        if not peers:  # all of their time was waits for a CPU
-            continue
-        found[worker.name] = share * 100 // max(peers[(len(peers) - 1) // 2], 1)
-    return found
+        if decoded.steps >= FEWEST_STEPS:
+            if found := _taken(decoded):
+                new.append((worker, found))
+                decoded.share = _share(fleet, worker, found)
+            decoded.steps = decoded.us = decoded.longest_us = 0
+            decoded.requests = decoded.context = 0
+        if decoded.share:
+            shares.setdefault(worker.steps_like, []).append(decoded.share)
+    percents: dict[str, int] = {}
+    taught: dict[str, list[Measure]] = {}
+    for worker, found in new:
+        percent = 100
+        if peers := sorted(shares.get(worker.steps_like, ())):
+            assert isinstance(worker.decode_steps, DecodeSteps)
+            usual = max(peers[(len(peers) - 1) // 2], 1)
+            percent = percents[worker.name] = worker.decode_steps.share * 100 // usual
+        if percent * 100 < (config.slow_percent or percent + 1) * AGAIN_PERCENT:
+            taught.setdefault(worker.steps_like, []).append(found)
+    for kind, measures in taught.items():
+        _learn(fleet, kind, measures)
+    return percents
 
 
-def _usual_us(fleet: Fleet, worker: Worker, pace: StepPace) -> float:
-    """What its decode steps would take in its class; 0: unknown."""
-    model = fleet.steptimes.get(worker.steps_like)
-    if model is None or model.samples < ENOUGH_SAMPLES:
-        return 0.0
-    w = model.weights
-    return w[0] * pace.steps + w[3] * SCALES[3] * pace.requests + w[4] * SCALES[4] * pace.context
+def _taken(decoded: DecodeSteps) -> Measure | None:
+    """The measure that these steps amount to; None: all of their time was waits for a CPU."""
+    steps, us = decoded.steps, decoded.us
+    if steps >= TRIMMED_STEPS:
+        us = (us - decoded.longest_us) * steps // (steps - 1)
+    if us <= 0:
+        return None
+    return us / steps, decoded.requests * SCALES[3] / steps, decoded.context * SCALES[4] / steps
+
+
+def _share(fleet: Fleet, worker: Worker, measure: Measure) -> int:
+    """It, in thousandths of the usual time; 0: that is not known."""
+    known = (
+        UNSET
+        if isinstance(fleet.decode_times, UnsetType)
+        else fleet.decode_times.get(worker.steps_like)
+    )
+    if not isinstance(known, StepTime) or known.samples < ENOUGH_MEASURES:
+        return 0
+    took, batch, context = measure
+    w = known.weights
+    return max(int(took * 1000 / (w[0] + w[3] * batch + w[4] * context)), 1)
+
+
+def _learn(fleet: Fleet, kind: str, measures: list[Measure]) -> None:
+    """The usual time of the class follows these measures of one tick: weighted least squares of
+    relative errors, as in `step_times`."""
+    if isinstance(fleet.decode_times, UnsetType):
+        fleet.decode_times = {}
+    known = fleet.decode_times.get(kind)
+    if known is None:  # what the first measures do not distinguish is the base
+        known = fleet.decode_times[kind] = StepTime(
+            model="",
+            weights=[measures[0][0], 0.0, 0.0, 0.0, 0.0, 0.0],
+            products=[0.0] * 21,
+            targets=[0.0] * 6,
+            grounds="",
+        )
+    m = [value * FORGETTING for value in known.products]
+    t = [value * FORGETTING for value in known.targets]
+    w = known.weights
+    for took, batch, context in measures:
+        usual = w[0] + w[3] * batch + w[4] * context
+        error = abs(took - usual) / max(took, usual)
+        weight = min(HUBER / max(error, HUBER), 1.0) / (took * took)
+        m[0] += weight
+        m[6] += weight * batch
+        m[9] += weight * batch * batch
+        m[10] += weight * context
+        m[13] += weight * context * batch
+        m[14] += weight * context * context
+        t[0] += weight * took
+        t[3] += weight * took * batch
+        t[4] += weight * took * context
+        known.samples += 1
+    known.products, known.targets = m, t
+    known.weights = solved(m, t, w)
 
 
 def note(health: WorkerHealth, percent: int, tick: int, config: HealthConfig) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import UnsetType
 
 from relume.events import vocabulary as v
+from relume.policies.health.health_state import DecodeSteps
 from relume.policies.state import account, prefix_cache, step_times
 from relume.policies.state.account import CHANGES, SANE
 from relume.policies.state.fleet import Fleet, Worker
@@ -86,6 +87,9 @@ def _ended(fleet: Fleet, worker: Worker, event: v.EngineStep, duration: int, gap
         learn_prefill_rate(worker, event.prefill_tokens, took)
     worker.batch = batch = event.batch
     worker.sum_context = context = event.sum_context
+    if not isinstance(decoded := worker.decode_steps, UnsetType):
+        if batch and not event.prefill_tokens:
+            _decoded(decoded, took - event.wait_us, batch, context)
     if number > before or not before:
         worker.decoding = batch
         worker.context = context
@@ -94,6 +98,17 @@ def _ended(fleet: Fleet, worker: Worker, event: v.EngineStep, duration: int, gap
     high -= high >> 5
     worker.step_us_high = took if took > high else high
     worker.step_revision = revision
+
+
+def _decoded(decoded: DecodeSteps, us: int, batch: int, context: int) -> None:
+    """A step that computed no prompts took so long, without waits for a CPU."""
+    decoded.steps += 1
+    decoded.requests += batch
+    decoded.context += context
+    if us > 0:
+        decoded.us += us
+        if us > decoded.longest_us:
+            decoded.longest_us = us
 
 
 def _between(fleet: Fleet, worker: Worker, changes: tuple[v.AnyChange, ...]) -> None:

@@ -20,7 +20,7 @@ from relume.events.vocabulary.enums import (
 from relume.policies.canary.canary_state import CanaryRecord, ClassValues
 from relume.policies.crosscheck.check_state import CheckRecord, Dispute
 from relume.policies.degradation.degradation_state import ModelDemand
-from relume.policies.health.health_state import StepPace, WorkerHealth
+from relume.policies.health.health_state import DecodeSteps, StepPace, WorkerHealth
 from relume.policies.rollout.rollout_state import Rollout
 from relume.policies.spares.spare_state import ModelSpares
 from relume.policies.weights.weights_state import WeightsRecord
@@ -221,6 +221,7 @@ class Worker(Struct, kw_only=True):
     # not in the state before anything is known: older logs have none
     health: WorkerHealth | UnsetType = UNSET
     pace: StepPace | UnsetType = UNSET
+    decode_steps: DecodeSteps | UnsetType = UNSET
     canary: CanaryRecord | UnsetType = UNSET
     checks: CheckRecord | UnsetType = UNSET
     drain: Drain | UnsetType = UNSET
@@ -498,6 +499,7 @@ class Fleet(Struct, dict=True, kw_only=True):
     unreadable: dict[str, UnreadableRecords] | UnsetType = UNSET
     demand: dict[str, ModelDemand] | UnsetType = UNSET
     rollout: Rollout | UnsetType = UNSET
+    decode_times: dict[str, StepTime] | UnsetType = UNSET
     feature_level: int | UnsetType = UNSET
     spares: dict[str, ModelSpares] | UnsetType = UNSET
     finished: dict[str, int] | UnsetType = UNSET

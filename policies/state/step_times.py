@@ -195,7 +195,7 @@ def _take(model: StepTime, worker: Worker, x: Features, took: float, most_drift:
     t5 = t5 * FORGETTING + x5 * weight * took
     model.targets = [t0, t1, t2, t3, t4, t5]
     # 4. The weights, and what is published of them.
-    model.weights = _solved(m, model.targets, model.weights)
+    model.weights = solved(m, model.targets, model.weights)
     _tell(model, x)
     # 5. The worker's own slowness, once its class is known.
     if model.samples == ENOUGH_SAMPLES:
@@ -219,7 +219,7 @@ def _predicted(weights: list[float], x: Features) -> float:
     return w0 + w1 * x1 + w2 * x2 + w3 * x3 + w4 * x4 + w5 * x5
 
 
-def _solved(m: list[float], targets: list[float], old: list[float]) -> list[float]:
+def solved(m: list[float], targets: list[float], old: list[float]) -> list[float]:
     """Weights that solve the equations, damped towards `old` so that what steps do not distinguish
     stays where it was. One that would be negative is 0 and the others are solved again."""
     found = _all_solved(m, targets, old)

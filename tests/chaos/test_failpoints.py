@@ -28,7 +28,7 @@ print("active", failpoint_client.active, flush=True)
 
 async def passage(stream):
     seq = int(stream)
-    failpoint_client.reach(Failpoint.ENGINE_DECODE, request="r", tokens=seq)
+    failpoint_client.reach(Failpoint.ENGINE_DECODE, took_s=0.1, request="r", tokens=seq)
     await failpoint_client.reach_async(Failpoint.LOG_APPEND, ValueError, stream="s", seq=seq)
 
 for line in sys.stdin:
@@ -129,11 +129,15 @@ async def test_rules_act_at_the_nth_passage_and_so_often(tmp_path: Path) -> None
                 for _ in range(2):
                     process.go(1)
                     assert await process.said() == "FailpointReached failpoint engine.decode"
-            async with server.armed(Failpoint.ENGINE_DECODE, Action.DELAY, seconds=0.3):
-                began = time.monotonic()
-                process.go(1)
-                assert await process.said() == "passed 1"
-                assert time.monotonic() - began >= 0.3
+            for action, given in (
+                (Action.DELAY, {"seconds": 0.3}),
+                (Action.STRETCH, {"factor": 4.0}),
+            ):
+                async with server.armed(Failpoint.ENGINE_DECODE, action, **given):
+                    began = time.monotonic()
+                    process.go(1)
+                    assert await process.said() == "passed 1"
+                    assert time.monotonic() - began >= 0.3
 
 
 async def test_an_exit_is_that_of_kill_9_in_the_named_process_alone(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ KILLED = {
     "wrong-beside-errors": ["w0:1", "w1:1"],
     "out-of-reach": ["w0:1"],
     "unreadable-reports": ["w0:1"], "unhealthy-drained": ["w0:1", "w1:1", "w2:1"],
-    "who-probes": ["w1:1"], "damaged-weights": ["w1:1", "w1:2"], "slow-canaries": ["w1:1"],
+    "who-probes": ["w1:1"], "damaged-weights": ["w1:1", "w1:2"], "slow-canaries": ["w1:1"], "slow-steps": ["w1:1"],
     "only-worker": ["stream:w1", "w0:1"], "gateway-restarted": ["r0"],
     "damaged-files": ["w1:1", "w1:3"], "quarantined-as-it-left": ["w2:1", "w0:1"],
     "rollout-host-lost": ["w1:1"], "rollout-step-given-up": ["w1:1"], "log-begun": ["w0:1", "w1:1"],

@@ -207,6 +207,10 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         "25fdeb225944f5acd2b1723e0b15ad166481a5b6801ff9115816f685393545e2",
         (v.HealthDecided, v.CanaryReported),
     ),
+    "slow-steps": (
+        "9aa711e0d2fb7f7d991915b3714fb5073668f6721be718ca609de67fb0b8b826",
+        (v.HealthDecided, v.EngineStep),
+    ),
     "who-probes": (
         "392cd78709b210d5e1f9abfdaddb2b1f6f8c22ec329b8a7415db8ebf3d42655c",
         (v.HealthDecided,),

@@ -238,6 +238,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "silence without an answer": (overdue, "bound_us", hasty, "out-of-reach"),
     "what a step may take": (stall, "STRETCH", 10_000, "hangs"),
     "slow workers": ("health.pace", "SLOW_TICKS", 2, "breaker"),
+    "what is usual of steps": ("health.pace", "ENOUGH_MEASURES", 99, "slow-steps"),
     "guard of wrong results": (judgement.Review, "_withheld_of", by_total, "wrong-beside-errors"),
     "return to a drained worker": (choose_worker, "_may_return", forgiving, "unhealthy-drained"),
     "unreadable reports": (judgement, "_has_no_reports", tolerant, "unreadable-reports"),

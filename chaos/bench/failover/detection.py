@@ -8,7 +8,8 @@ the log reads it.
 - crash: kill -9 of an engine's process that schedules (behind `vllm serve`, another one computes).
 - idle-hang, hang: SIGSTOP to it, without and under load; it continues once it was found.
 - spin: a thread of it computes inside a step and never ends it.
-- slow: each step begins late, so that they take four times as long.
+- slow: the thread that computes waits after each step, for three times the CPU time that this took it. The
+  figure `slow_times` is how much longer the steps were than those of the peer when the worker was found.
 - throttled: the process that computes runs for an eighth of the time. (With a quarter, the steps took 2.0 to 2.9
   times as long as those of its peer, on two cores that all processes share.)
 - errors: its server answers every request with 500; requests that failed until its breaker opened.
@@ -23,7 +24,6 @@ import os
 import signal
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -68,6 +68,7 @@ GOALS = {
 MOST_FAILED = 5
 RELOAD_S = 300.0
 """Maximum time in which an engine starts again."""
+SLOWED = 4.0
 THROTTLED = 8.0
 Seen = Callable[[Any], bool]
 
@@ -79,15 +80,10 @@ class Log(Watch):
     def __init__(self, reader: Any) -> None:
         super().__init__(reader)
         self.happened: list[tuple[float, Any]] = []
-        self.steps_us: deque[int] = deque(maxlen=400)
-        """Of the latest decode steps, with their gaps and without waits for a CPU."""
 
     def _seen(self, stream: str, position: int, event: Any) -> None:
         super()._seen(stream, position, event)
-        if type(event) is v.EngineStep:
-            if event.batch and not event.prefill_tokens:
-                self.steps_us.append(event.duration_us + event.gap_us - event.wait_us)
-        else:
+        if type(event) is not v.EngineStep:
             self.happened.append((time.monotonic(), event))
 
     async def first(self, since: float, seen: Seen) -> float:
@@ -142,6 +138,7 @@ class Bench:
         self._failpoints = failpoints
         self._turn = 0
         self.broken = 0
+        self.slow_times: list[float] = []
 
     def load(self) -> Load:
         """Requests for the fleet."""
@@ -198,16 +195,17 @@ class Bench:
         return 1000 * (found - began)
 
     async def slow(self) -> float:
-        """The same until the leader made a suspect of a worker whose steps begin so late that they
-        take four times as long."""
+        """The same until the leader made a suspect of a worker each step of which takes four times its
+        CPU time."""
         async with self.load() as load:
             worker = await self._busy()
-            process, delay_s = f"engine {worker.name}", 3 * median(self._log.steps_us) / 1e6
+            point, process = Failpoint.ENGINE_COMPUTE, f"engine {worker.name}"
             began = time.monotonic()
             async with self._failpoints.armed(
-                Failpoint.ENGINE_STEP, Action.DELAY, process=process, times=0, seconds=delay_s
+                point, Action.STRETCH, process=process, times=0, factor=SLOWED
             ):
                 found = await self._log.first(began, partial(_slow, worker.name))
+                self.slow_times.append(worker.health.slow[2] / 100)
             await self._well(worker)
         self.broken += load.broken
         return 1000 * (found - began)
@@ -364,6 +362,8 @@ async def measure(host: str, times: int, classes: list[str], model: str) -> dict
                                     flush=True,
                                 )
                         found["broken"] = [float(bench.broken)]
+                        if bench.slow_times:
+                            found["slow_times"] = bench.slow_times
                     finally:
                         following.cancel()
                         with suppress(asyncio.CancelledError):
@@ -380,6 +380,8 @@ def result_of(found: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
             if name == "broken":
                 figures[f"{host}_broken"] = figure(values[0], "streams", 0, digits=0)
                 met &= values[0] == 0
+            elif name == "slow_times":
+                figures[f"{host}_slow_times_p50"] = figure(median(values), "times", digits=1)
             elif name == "errors":
                 most = max(values)
                 figures[f"{host}_errors_max"] = figure(most, "requests", MOST_FAILED, digits=0)

@@ -18,6 +18,7 @@ Apart from `vllm_private`, since it concerns the processes that compute and noth
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -25,12 +26,16 @@ from vllm.platforms import current_platform
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
 
 from relume.engine_shim.engine.vllm_private.delivered_tokens import delivered_of
+from relume.events.failpoints import failpoint_client
+from relume.events.failpoints.points import Failpoint
 
 _stock_sample = GPUModelRunner._sample
 _stock_bookkeeping = GPUModelRunner._bookkeeping_sync
 _stock_update_states = GPUModelRunner._update_states
+_stock_execute_model = Worker.execute_model
 
 _runner: GPUModelRunner | None = None
 """The runner whose states are being updated; one thread does that in a process."""
@@ -40,9 +45,27 @@ def install() -> None:
     """Patches this process; idempotent."""
     gpu_model_runner.CachedRequestState = _State
     GPUModelRunner._update_states = _update_states
+    if failpoint_client.active:
+        Worker.execute_model = _execute_model
     if current_platform.is_cpu():
         GPUModelRunner._sample = _sample
         GPUModelRunner._bookkeeping_sync = _bookkeeping_sync
+
+
+# --- where a test slows it ---------------------------------------------------------
+
+_used_s = 0.0
+
+
+def _execute_model(self: Any, *args: Any, **options: Any) -> Any:
+    """Passes a failpoint once a step is computed. It took the CPU time of this thread since the one
+    before: with sampling, and without waits and idleness."""
+    global _used_s
+    output = _stock_execute_model(self, *args, **options)
+    took_s = time.thread_time() - _used_s
+    failpoint_client.reach(Failpoint.ENGINE_COMPUTE, took_s=took_s, rank=self.rank)
+    _used_s = time.thread_time()
+    return output
 
 
 # --- taking a request up -----------------------------------------------------------

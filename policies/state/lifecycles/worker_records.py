@@ -79,7 +79,8 @@ def _on_started(fleet: Fleet, stream: str, epoch: int, event: v.EngineStarted) -
     worker.incarnation = event.incarnation
     worker.engine_pid = event.pid
     worker.step = worker.step_us_high = 0
-    worker.pace = worker.batch_limit = worker.restored = worker.loaded = UNSET
+    worker.pace = worker.decode_steps = UNSET
+    worker.batch_limit = worker.restored = worker.loaded = UNSET
     worker.cached.block_tokens = 0
 
 

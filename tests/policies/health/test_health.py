@@ -18,11 +18,10 @@ from relume.policies import decision_versions
 from relume.policies.health.evidence import has_failures
 from relume.policies.health.health_life import LIFE, STATES, Finding, breaker_of
 from relume.policies.health.health_settings import MOST_ERRORS, HealthConfig
-from relume.policies.health.health_state import StepPace
 from relume.policies.routing import choose_worker
 from relume.policies.routing.choose_worker import Choice
 from relume.policies.routing.route_query import RouteQuery
-from relume.policies.state.fleet import StepTime, state_hash
+from relume.policies.state.fleet import state_hash
 from relume.policies.state.overlay.view import View
 from tests.policies.health.led_fleet import LedFleet, folded_again
 from tests.policies.story import (
@@ -497,140 +496,6 @@ def test_by_version_1_a_slow_worker_is_a_suspect_until_it_is_clearly_faster() ->
     assert fleet.health().failure == FailureClass.SLOW
     assert fleet.health().evidence == "its steps take 4.0 times those of its class"
     assert fleet.excluded() == "" and fleet.health().price_percent == 200
-
-
-def decodes(fleet: LedFleet, took_us: dict[str, int], batch: int = 1, ticks: int = 1) -> None:
-    """Time passes, in which these workers of one class, well known, decode at such a pace."""
-    weights = [5000.0, 0.0, 0.0, 100.0 * 16, 0.0, 0.0]
-    model = StepTime(
-        model=MODEL, weights=weights, products=[], targets=[], grounds="measured", samples=100
-    )
-    fleet.fleet.steptimes["class"] = model
-    for _ in range(ticks):
-        for name, took in took_us.items():
-            worker = fleet.fleet.workers[name]
-            worker.steps_like = "class"
-            if isinstance(pace := worker.pace, StepPace):
-                pace.steps, pace.us = 10, 10 * took
-                pace.requests = 10 * batch
-        fleet.ticks(1)
-
-
-def test_a_worker_whose_decode_steps_are_slow_beside_its_peers_is_a_suspect_in_three_ticks() -> (
-    None
-):
-    fleet = LedFleet(config=CONFIG)
-    for state in ("healthy", "healthy", "suspect"):
-        decodes(fleet, {"w0": 20_000, "w1": 5_000, "w2": 6_000})
-        assert fleet.state() == state
-    assert fleet.health().failure == FailureClass.SLOW
-    assert fleet.health().evidence == "its decode steps take 3.3 times those of its peers"
-    assert fleet.excluded() == "" and fleet.health().price_percent == 200
-    # below the limit, and not yet well below
-    decodes(fleet, {"w0": 13_000}, ticks=CONFIG.window_ticks * 2)
-    assert fleet.state() == HealthState.SUSPECT
-    decodes(fleet, {"w0": 11_000})
-    assert fleet.state() == HealthState.HEALTHY
-
-
-def test_a_slow_worker_that_gets_no_requests_is_tried_again_after_a_while() -> None:
-    fleet = LedFleet(config=CONFIG)
-    decodes(fleet, {"w0": 20_000, "w1": 5_000}, ticks=3)
-    assert fleet.state() == HealthState.SUSPECT
-    fleet.ticks(CONFIG.window_ticks)
-    assert fleet.state() == HealthState.SUSPECT
-    fleet.ticks(1)
-    assert fleet.state() == HealthState.HEALTHY
-
-
-def test_what_slows_all_workers_or_the_only_one_makes_none_a_suspect() -> None:
-    """Nor do a slow tick or two, a larger batch, or a class of which little is known."""
-    fleet = LedFleet(config=CONFIG)
-    decodes(fleet, {"w0": 90_000}, ticks=5)
-    decodes(fleet, {"w0": 90_000, "w1": 80_000, "w2": 95_000}, ticks=5)
-    decodes(fleet, {"w0": 90_000, "w1": 5_000, "w2": 5_000}, ticks=2)
-    decodes(fleet, {"w0": 5_000})
-    decodes(fleet, {"w0": 90_000}, ticks=2)
-    decodes(fleet, {"w0": 90_000}, batch=850)  # as long as it should take, by the weights
-    assert fleet.decisions == []
-
-
-def test_idle_peers_count_by_their_last_steps() -> None:
-    """The requests of a closed loop gather at the slow worker."""
-    fleet = LedFleet(config=CONFIG)
-    decodes(fleet, {"w0": 5_000, "w1": 5_000, "w2": 5_000})
-    decodes(fleet, {"w0": 20_000}, ticks=3)
-    assert fleet.state() == HealthState.SUSPECT
-
-
-def test_only_whole_reports_of_decode_steps_are_measured() -> None:
-    """Several steps in a revision, with gaps; a report with prompts does not count."""
-    fleet = LedFleet(config=CONFIG)
-    fleet.ticks(1)
-    worker = fleet.fleet.workers["w0"]
-    steps = [(1, 900, 0), (2, 1000, 100), (3, 1000, 0)]
-
-    def told(*made: tuple[int, int, int], prompts: int = 0) -> None:
-        fleet.tell(
-            "w.w0",
-            *(
-                msgspec.structs.replace(
-                    engine_step(us=us), step=n, gap_us=gap, batch=4, prefill_tokens=prompts
-                )
-                for n, us, gap in made
-            ),
-        )
-
-    told(*steps)
-    told((4, 5000, 0), (5, 5000, 0), prompts=64)
-    told((6, 1000, 0))
-    assert isinstance(worker.pace, StepPace)
-    assert (worker.pace.steps, worker.pace.us, worker.pace.requests) == (3, 3000, 12)
-    told((7, 9000, 0))
-    assert worker.pace.us == 4000
-    fleet.tell("w.w0", died("w0", 1), started("w0", 2))
-    assert worker.pace is UNSET
-
-
-@pytest.mark.parametrize(("version", "steps"), [(2, 40), (3, 2)])
-def test_steps_that_are_not_reported_do_not_make_the_others_look_quick(
-    version: int, steps: int
-) -> None:
-    """As when records are merged: each has the time of one step."""
-    fleet = LedFleet(config=CONFIG, version=version)
-    fleet.ticks(1)
-    worker = fleet.fleet.workers["w0"]
-    for number in (20, 40, 60):
-        fleet.tell("w.w0", msgspec.structs.replace(engine_step(us=1000), step=number, batch=4))
-    assert isinstance(worker.pace, StepPace)
-    assert (worker.pace.steps, worker.pace.us, worker.pace.requests) == (steps, 2000, 4 * steps)
-
-
-def test_time_for_which_an_engine_waited_for_a_cpu_is_not_its_own_pace() -> None:
-    """Its host is busy; no longer than the step it is said of, whatever a worker reports."""
-    fleet = LedFleet(config=CONFIG)
-    fleet.ticks(1)
-    worker = fleet.fleet.workers["w0"]
-
-    def step(number: int, us: int, waited: int) -> v.EngineStep:
-        return msgspec.structs.replace(engine_step(us=us), step=number, wait_us=waited)
-
-    fleet.tell("w.w0", step(1, 9000, 8000), step(2, 5000, 4500), step(3, 1000, 0))
-    fleet.tell("w.w0", step(4, 2000, 7000))
-    fleet.tell("w.w0", step(5, 1000, 0))
-    fleet.tell("w.w0", step(6, 1000, 0))
-    assert isinstance(worker.pace, StepPace)
-    assert (worker.pace.steps, worker.pace.us) == (5, 1000 + 500 + 1000 + 0 + 1000)
-
-
-def test_steps_that_were_all_wait_are_no_measure() -> None:
-    """The only worker of its class, on a host where it got next to no CPU."""
-    fleet = LedFleet(workers=1, config=CONFIG)
-    decodes(fleet, {"w0": 5_000}, ticks=2)
-    decodes(fleet, {"w0": 0}, ticks=2)
-    assert fleet.state() == HealthState.HEALTHY
-    decodes(fleet, {"w0": 5_000}, ticks=4)
-    assert fleet.state() == HealthState.HEALTHY
 
 
 # --- the guard -----------------------------------------------------------------------
