@@ -86,8 +86,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     engine_nice: Annotated[
         int,
         option(
-            "Niceness of the engine's processes, for hosts without cores of their own for agents "
-            "(engines of a zygote have that of the zygote)",
+            "Niceness of the engine's processes, for hosts without cores of their own for agents; those "
+            "that compute get twice as much (engines of a zygote have that of the zygote)",
             ge=0,
             le=19,
         ),

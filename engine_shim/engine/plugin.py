@@ -13,6 +13,7 @@ from typing import Any
 
 from relume.engine_shim import identity
 from relume.engine_shim.engine import stacks
+from relume.engine_shim.engine.hosts import niceness
 from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.engine.reporter import Reporter
 from relume.events.failpoints import failpoint_client
@@ -35,7 +36,10 @@ def register(role: str = "") -> None:
     _registered_pid = os.getpid()
     me = identity.from_environment()
     failpoint_client.start(f"engine {me.worker}")
-    role = role or _role(multiprocessing.current_process().name)
+    if not role:
+        role = _role(multiprocessing.current_process().name)
+        if role == "core":  # its workers inherit that
+            niceness.give_way()
     if me.agent_socket:
         stacks.arm(me.agent_socket)
         _reporter = Reporter(me.agent_socket, Hello(os.getpid(), role, me.incarnation))

@@ -57,11 +57,13 @@ async def test_each_process_of_vllm_serve_dies_or_hangs(tmp_path: Path) -> None:
 
 
 async def _gives_way_and_measures(scene: Scene) -> None:
-    """Its processes give way to the rest of the fleet, and its worker says what steps take there."""
+    """Its processes give way to the rest of the fleet, those that compute also to its HTTP server, and
+    its worker says what steps take there."""
     pids = family((await scene.until_idle("w0"))["engine_pid"])
-    for pid in pids.values():
-        assert os.getpriority(os.PRIO_PROCESS, pid) >= ENGINE_NICE
-        assert weight_of_session(pid) in (None, os.getpriority(os.PRIO_PROCESS, pid))
+    nice = {role: os.getpriority(os.PRIO_PROCESS, pid) for role, pid in pids.items()}
+    assert nice["api"] >= ENGINE_NICE
+    assert nice["core"] == nice["worker"] == min(19, 2 * nice["api"])
+    assert {weight_of_session(pid) for pid in pids.values()} <= {None, nice["api"]}
     took_us, waited_us, late_us = Progress(
         str(scene.fleet.dir / "run" / "w0" / "progress")
     ).computed()
