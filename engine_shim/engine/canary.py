@@ -21,6 +21,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from relume.engine_shim.canary_prompts import COUNT, PROMPTS, TOKENS, TOP, prompt_of
 from relume.engine_shim.engine.cpu_clocks import WaitForCpu
 from relume.engine_shim.engine.progress import Progress
+from relume.engine_shim.engine.step_waits import waits_us
 from relume.engine_shim.generation import CURRENT, UNREPORTED, Generation
 from relume.events.decode_errors import UNREADABLE
 from relume.events.wire.worker_calls import CanaryAnswered, CanaryRequest
@@ -74,6 +75,7 @@ async def _decode(
     """In a task of its own, so that it counts as one unreported request."""
     CURRENT.set(Generation(UNREPORTED, 1))
     before, began, arrived = page.read(), time.monotonic(), _arrived(page)
+    computed = page.computed()
     _front.lap_us()
     tokens: list[int] = []
     logprobs: list[float] = []
@@ -86,12 +88,13 @@ async def _decode(
                     logprobs += found[:TOP]
     took_us = int((time.monotonic() - began) * 1e6)
     after = page.read()
+    waited_us = waits_us(took_us, _waited_us(before, after), computed, page.computed())
     return CanaryAnswered(
         tokens=tuple(tokens),
         logprobs=tuple(logprobs),
         took_us=took_us,
         alone=_is_idle(before) and _is_idle(after) and _arrived(page) == arrived,
-        wait_us=max(_waited_us(before, after), _front.lap_us(), 0),
+        wait_us=max(waited_us, _front.lap_us(), 0),
     )
 
 

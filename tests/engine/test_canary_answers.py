@@ -19,11 +19,18 @@ pytestmark = pytest.mark.full
 class Engine:
     """Stands for AsyncLLM: shows other requests on the page before, during or after its answer.
     `came`: prompt tokens of a request that comes and goes while it answers. `busy`: it computes for so
-    many seconds."""
+    many seconds. `elsewhere`: then another process says that it computed for so long, and waited."""
 
     def __init__(
-        self, page: Progress, before: int = 0, came: int = 0, after: int = 0, busy: float = 0.0
+        self,
+        page: Progress,
+        before: int = 0,
+        came: int = 0,
+        after: int = 0,
+        busy: float = 0.0,
+        elsewhere: tuple[int, int] = (0, 0),
     ) -> None:
+        self._elsewhere = elsewhere
         self.model_config = SimpleNamespace(max_model_len=512, get_vocab_size=lambda: 1000)
         self._page, self._came, self._after, self._busy = page, came, after, busy
         self._show(before)
@@ -42,6 +49,7 @@ class Engine:
         logprob = SimpleNamespace(logprob=-0.5)
         yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7], logprobs=[{7: logprob}])])
         self._show(self._after, self._came)
+        self._page.write_computed(*self._elsewhere, 0)
 
 
 @pytest.mark.parametrize(
@@ -87,3 +95,19 @@ async def test_waits_for_a_cpu_are_known() -> None:
         other.join()
     assert busy.took_us - busy.wait_us < 0.75 * busy.took_us
     assert 0 <= calm.wait_us < calm.took_us and busy.took_us - busy.wait_us > 400_000
+
+
+async def test_while_another_process_computes_a_canary_its_waits_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread that schedules polls for it, which looks like waits for a CPU."""
+    from relume.engine_shim.engine import canary
+
+    monkeypatch.setattr(canary, "_waited_us", lambda before, after: 90_000)
+    page = Progress()
+    engine = Engine(page, busy=0.1, elsewhere=(80_000, 5_000))
+    found = await canary.answer(engine, 0, page)
+    rest_us = found.took_us - 80_000
+    assert 5_000 <= found.wait_us <= max(5_000 + rest_us, found.took_us - 100_000)
+    alone = await canary.answer(Engine(page, busy=0.1, elsewhere=(80_000, 5_000)), 0, page)
+    assert alone.wait_us >= 90_000, "no other process computed meanwhile"
