@@ -22,6 +22,7 @@ from relume.policies.state.overlay.view import View
 DECISION_VERSIONS: dict[str, int] = {
     **{f"route.{policy}": 1 for policy in (*POLICIES, "planned")},
     "route.least_load": 2,
+    "route.round_robin": 2,
     "route.planned": 2,
     "first_token": 2,
     "mode": 2,
@@ -50,6 +51,7 @@ RETAKEN: dict[str, dict[int, str]] = {
     "route.least_load": {
         1: "forgets failures that the fold has, in fleets of more than 16 workers"
     },
+    "route.round_robin": {1: "gives a suspect as many turns as the others"},
     "route.planned": {1: "a stream may return to a draining worker that fails requests"},
     "first_token": {1: "not the estimate that the worker was chosen by (`routing.first_token_v1`)"},
     "mode": {1: "knows no streams with tokens of a corrupt worker"},

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 from msgspec.structs import replace
 
 from relume.events.vocabulary import Candidate
@@ -113,15 +113,34 @@ def least_load(view: View, query: RouteQuery) -> Choice:
 
 
 def round_robin(view: View, query: RouteQuery) -> Choice:
-    """Each in turn, for comparison; same filters."""
-    choice = least_load(view, query)
-    open_ = [c for c in choice.candidates if not c.excluded] or [
-        c for c in choice.candidates if c.excluded in LAST
-    ]
-    if not open_:
+    """Each in turn, for comparison; same filters. A suspect has its turn in as many rounds as its price
+    allows, in one of two with `price_percent` 200; in the others a worker without a price has it."""
+    choice, in_turn = _in_turn(view, query)
+    if not in_turn:
         return choice
-    chosen = open_[view.turn % len(open_)]
+    round_, place = divmod(view.turn, len(in_turn))
+    chosen = in_turn[place]
+    paid, rest = divmod(round_ * 100, _price_percent(view, chosen))
+    if rest >= 100 and (free := [c for c in in_turn if _price_percent(view, c) == 100]):
+        chosen = free[paid % len(free)]
     return _instead(choice, chosen)
+
+
+def _round_robin_v1(view: View, query: RouteQuery) -> Choice:
+    choice, in_turn = _in_turn(view, query)
+    return _instead(choice, in_turn[view.turn % len(in_turn)]) if in_turn else choice
+
+
+def _in_turn(view: View, query: RouteQuery) -> tuple[Choice, list[Candidate]]:
+    """What `least_load` looked at, and the workers that may take the request."""
+    choice = least_load(view, query)
+    found = [c for c in choice.candidates if not c.excluded]
+    return choice, found or [c for c in choice.candidates if c.excluded in LAST]
+
+
+def _price_percent(view: View, candidate: Candidate) -> int:
+    health = view.fleet.workers[candidate.worker].health
+    return 100 if isinstance(health, UnsetType) else health.price_percent
 
 
 def _instead(choice: Choice, candidate: Candidate) -> Choice:
@@ -223,6 +242,7 @@ POLICIES: dict[str, Callable[[View, RouteQuery], Choice]] = {
 RECORDED: dict[str, Callable[[View, RouteQuery], Choice]] = {**POLICIES, "planned": planned}
 """What decisions in the log may name."""
 _OLDER: dict[tuple[str, int], Callable[[View, RouteQuery], Choice]] = {
+    ("round_robin", 1): _round_robin_v1,
     ("planned", 1): partial(_planned, may_return=_may_return_v1),
 }
 """Older versions of the rules, by policy and version of the decision."""
@@ -276,10 +296,15 @@ def _cached_tokens(
     return max(min(held, query.tokens - 1), 0)
 
 
+def rule_of(policy: str, version: int) -> Callable[[View, RouteQuery], Choice]:
+    """How `policy` chooses and names all workers. Raises KeyError for a policy that is unknown."""
+    return _OLDER.get((policy, version)) or RECORDED[policy]
+
+
 def decide(view: View, query: RouteQuery, policy: str, version: int = 0) -> Choice:
     """What `policy` chooses, with what the record of the decision is to hold of it. `version` of the
     decision; 0: this build's."""
-    rule = _OLDER.get((policy, version)) or RECORDED[policy]
+    rule = rule_of(policy, version)
     count = len(view.fleet.workers)
     if count <= WHOLE or policy in selection.POLICIES:
         return rule(view, query)

@@ -208,7 +208,7 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         (v.HealthDecided, v.CanaryReported),
     ),
     "slow-steps": (
-        "9aa711e0d2fb7f7d991915b3714fb5073668f6721be718ca609de67fb0b8b826",
+        "8bf2b0f8d5f026737e53eb6fdf10449f54d569632b7dd2b76992e715d8b5e2fc",
         (v.HealthDecided, v.EngineStep),
     ),
     "who-probes": (

@@ -37,18 +37,17 @@ def check_route(
     with a worker."""
     verdict.decisions += 1
     policy = policy or event.policy
-    whole = choose_worker.RECORDED.get(policy)
-    if whole is None:
+    if policy not in choose_worker.RECORDED:
         revision, unknown = event.basis.revision, "unknown policy"
         verdict.differ(revision, stream, position, "decision", event.policy, unknown)
         return
     query = query_of(event)
     view.now_us = event.at_us
+    version = version_of(view, kind_of(event)) if policy == event.policy else 0
     if event.others:
-        version = version_of(view, kind_of(event)) if policy == event.policy else 0
         choice = choose_worker.decide(view, query, policy, version)
     else:
-        choice = whole(view, query)
+        choice = choose_worker.rule_of(policy, version)(view, query)
     if len([c for c in choice.candidates if not c.excluded]) > 1:
         verdict.contested += 1
     expected = event.worker, event.incarnation, event.candidates, event.others

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 from msgspec import UNSET
@@ -634,3 +636,34 @@ def test_a_suspect_is_second_choice_and_its_prediction_stays(policy: str) -> Non
     for choice in after:
         costs = {c.worker: (c.cost, c.ttft_us) for c in choice.candidates}
         assert costs["w0"][0] > costs["w1"][0] and costs["w0"][1] == costs["w1"][1]
+
+
+# --- routing in turn -----------------------------------------------------------------
+
+
+def in_turn(fleet: LedFleet, count: int, version: int = 0) -> Counter[str]:
+    """How many of the next requests each worker gets, each in its turn."""
+    found: Counter[str] = Counter()
+    for number in range(count):
+        view = View("r.r0", fleet.fleet)
+        query = RouteQuery(
+            request=f"turn{number}", model=MODEL, prompt_tokens=9, delivered=0, avoid=()
+        )
+        worker = choose_worker.decide(view, query, "round_robin", version).worker
+        found[worker] += 1
+        fleet.request(worker)
+    return found
+
+
+def test_a_suspect_has_its_turn_in_every_second_round() -> None:
+    """It has twice the price. Where all are suspects, each has every turn."""
+    fleet = LedFleet(config=CONFIG)
+    assert in_turn(fleet, 12) == {"w0": 4, "w1": 4, "w2": 4}
+    fleet.fails("w0")
+    assert fleet.state("w0") == HealthState.SUSPECT
+    assert in_turn(fleet, 12, version=1)["w0"] == 4
+    assert in_turn(fleet, 24) == {"w0": 4, "w1": 10, "w2": 10}
+    fleet.fails("w1")
+    fleet.fails("w2")
+    assert {fleet.state(name) for name in fleet.fleet.workers} == {HealthState.SUSPECT}
+    assert in_turn(fleet, 12) == {"w0": 4, "w1": 4, "w2": 4}
