@@ -73,15 +73,15 @@ class DecodeSteps(Struct, kw_only=True):
     """Decode steps of a worker since it was measured last (`relume.policies.health.pace`), without those
     that computed prompts: how many; their microseconds, with the gaps before them and without waits for
     a CPU, and those of the longest; the sums of their batches and contexts. Where steps are not reported
-    one by one, records count. `share`: the mean time of the last measure, in thousandths of what such
-    steps take in the worker's class; 0: that is not known."""
+    one by one, records count. `last`: the last measure, which is mean microseconds, mean batch and mean
+    context, the last two scaled as in `step_times`; zeros: none."""
 
     steps: int = 0
     us: int = 0
     longest_us: int = 0
     requests: int = 0
     context: int = 0
-    share: int = 0
+    last: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 class StepPace(Struct, kw_only=True):

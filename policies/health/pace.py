@@ -42,7 +42,7 @@ TRIMMED_STEPS = 4
 AGAIN_PERCENT = 80
 """A slow worker is slow until its pace is below this part of the limit. What is not below it teaches
 nothing."""
-ENOUGH_MEASURES = 8
+ENOUGH_MEASURES = 4
 """Measures from which on the usual time of a class is known."""
 FORGETTING = 0.98
 """Forgetting factor, per tick: half of a measure's weight is gone after 34 s."""
@@ -57,7 +57,7 @@ def measured(fleet: Fleet, config: HealthConfig) -> dict[str, int]:
     """The pace of each worker that made steps: their time in percent of that of its peers. Begins
     the next measure."""
     shares: dict[str, list[int]] = {}
-    new: list[tuple[Worker, Measure]] = []
+    new: list[tuple[Worker, Measure, int]] = []
     for worker in fleet.workers.values():
         if worker.engine != EnginePhase.READY:
             continue
@@ -66,22 +66,18 @@ def measured(fleet: Fleet, config: HealthConfig) -> dict[str, int]:
         if isinstance(decoded, UnsetType):
             worker.decode_steps = DecodeSteps()
             continue
-        if decoded.steps >= FEWEST_STEPS:
-            if found := _taken(decoded):
-                new.append((worker, found))
-                decoded.share = _share(fleet, worker, found)
-            decoded.steps = decoded.us = decoded.longest_us = 0
-            decoded.requests = decoded.context = 0
-        if decoded.share:
-            shares.setdefault(worker.steps_like, []).append(decoded.share)
+        found = _taken(decoded)
+        if share := _share(fleet, worker, decoded.last):
+            shares.setdefault(worker.steps_like, []).append(share)
+        if found:
+            new.append((worker, found, share))
     percents: dict[str, int] = {}
     taught: dict[str, list[Measure]] = {}
-    for worker, found in new:
+    for worker, found, share in new:
         percent = 100
-        if peers := sorted(shares.get(worker.steps_like, ())):
-            assert isinstance(worker.decode_steps, DecodeSteps)
-            usual = max(peers[(len(peers) - 1) // 2], 1)
-            percent = percents[worker.name] = worker.decode_steps.share * 100 // usual
+        if share:
+            peers = sorted(shares[worker.steps_like])
+            percent = percents[worker.name] = share * 100 // peers[(len(peers) - 1) // 2]
         if percent * 100 < (config.slow_percent or percent + 1) * AGAIN_PERCENT:
             taught.setdefault(worker.steps_like, []).append(found)
     for kind, measures in taught.items():
@@ -90,25 +86,29 @@ def measured(fleet: Fleet, config: HealthConfig) -> dict[str, int]:
 
 
 def _taken(decoded: DecodeSteps) -> Measure | None:
-    """The measure that these steps amount to; None: all of their time was waits for a CPU."""
+    """The measure that these steps amount to, which are counted anew then. None: they are too few, or all
+    of their time was waits for a CPU."""
     steps, us = decoded.steps, decoded.us
+    if steps < FEWEST_STEPS:
+        return None
     if steps >= TRIMMED_STEPS:
         us = (us - decoded.longest_us) * steps // (steps - 1)
+    batch, context = decoded.requests * SCALES[3] / steps, decoded.context * SCALES[4] / steps
+    decoded.steps = decoded.us = decoded.longest_us = decoded.requests = decoded.context = 0
     if us <= 0:
         return None
-    return us / steps, decoded.requests * SCALES[3] / steps, decoded.context * SCALES[4] / steps
+    decoded.last = us / steps, batch, context
+    return decoded.last
 
 
 def _share(fleet: Fleet, worker: Worker, measure: Measure) -> int:
-    """It, in thousandths of the usual time; 0: that is not known."""
-    known = (
-        UNSET
-        if isinstance(fleet.decode_times, UnsetType)
-        else fleet.decode_times.get(worker.steps_like)
-    )
-    if not isinstance(known, StepTime) or known.samples < ENOUGH_MEASURES:
-        return 0
+    """It, in thousandths of the usual time; 0: there is none, or that is not known."""
     took, batch, context = measure
+    if not took or isinstance(fleet.decode_times, UnsetType):
+        return 0
+    known = fleet.decode_times.get(worker.steps_like)
+    if known is None or known.samples < ENOUGH_MEASURES:
+        return 0
     w = known.weights
     return max(int(took * 1000 / (w[0] + w[3] * batch + w[4] * context)), 1)
 

@@ -208,7 +208,7 @@ FROZEN: dict[str, tuple[str, tuple[type, ...]]] = {
         (v.HealthDecided, v.CanaryReported),
     ),
     "slow-steps": (
-        "8bf2b0f8d5f026737e53eb6fdf10449f54d569632b7dd2b76992e715d8b5e2fc",
+        "a5345cc294f80554b2556fe8365f6e07efe8f9ece6762b978630f129b2ae84f2",
         (v.HealthDecided, v.EngineStep),
     ),
     "who-probes": (

@@ -172,6 +172,18 @@ def test_the_usual_time_is_learnt_and_a_slow_worker_with_a_large_batch_does_not_
     assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
 
 
+def test_a_slow_worker_of_a_class_that_has_just_begun_is_found() -> None:
+    """Its peer was measured once, before the usual time was known, and has had no request since."""
+    fleet = LedFleet(workers=2, config=CONFIG)
+    for name in ("w0", "w1"):
+        steps(fleet, name, 10, 1000)
+    fleet.ticks(1)
+    for state in ("healthy", "healthy", "healthy", "healthy", "suspect"):
+        steps(fleet, "w0", 10, 5000)
+        fleet.ticks(1)
+        assert fleet.state() == state
+
+
 def test_one_very_long_step_does_not_count() -> None:
     fleet = LedFleet(workers=2, config=CONFIG)
     for _ in range(6):
@@ -209,8 +221,9 @@ def test_workers_that_take_more_load_together_are_none_of_them_slow() -> None:
                 steps(fleet, name, 10, 1000 + 100 * batch, batch=batch)
             fleet.ticks(1)
     assert fleet.decisions == []
-    shares = [w.decode_steps.share for w in fleet.fleet.workers.values()]  # type: ignore[union-attr]
-    assert all(800 < share < 1250 for share in shares), shares
+    (known,) = fleet.fleet.decode_times.values()  # type: ignore[union-attr]
+    usual = known.weights[0] + known.weights[3] * 64 / 16 + known.weights[4] * 100 / 4096
+    assert 0.8 * 7400 < usual < 1.25 * 7400, known.weights
 
 
 def test_until_every_replica_knows_it_the_older_measure_decides() -> None:
