@@ -46,6 +46,15 @@ class HealthConfig(Struct, frozen=True, kw_only=True):
             le=MOST_ERRORS,
         ),
     ] = 3
+    unanswered: Annotated[
+        int,
+        option(
+            "Number of requests without a first token, from which a replica prefers others to a "
+            "worker whose last request failed (0: never)",
+            ge=0,
+            le=1000,
+        ),
+    ] = 2
     passes: Annotated[int, option("Breaker: successful probes that close it", ge=1, le=1000)] = 2
     share_percent: Annotated[
         int,

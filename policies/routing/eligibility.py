@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from relume.events.settings.recorded import number_in
 from relume.events.vocabulary.enums import EnginePhase, Exclusion, HealthState, Tier
@@ -48,6 +48,9 @@ BATCH = Tier.BATCH
 NO_NAMES: frozenset[str] = frozenset()
 UNJUDGED = "health.unjudged"
 """Setting: failed requests on a worker after which others are preferred."""
+UNANSWERED = "health.unanswered"
+"""Setting: requests without a first token, from which others are preferred to a worker whose last request
+failed."""
 _BY_HEALTH = {
     HealthState.UNHEALTHY: Exclusion.UNHEALTHY,
     HealthState.QUARANTINED: Exclusion.QUARANTINED,
@@ -172,21 +175,31 @@ def is_failing(view: View, worker: Worker) -> bool:
 
 
 def fails_requests(view: View, worker: Worker) -> bool:
-    """Whether requests failed on the worker, whatever the leader made of it. There is no such limit
-    while a replica of an earlier build, which cannot read it, lives, and for workers against which
-    verdicts are withheld."""
-    failed, health = view.failed_on(worker), worker.health
+    """Whether requests failed on the worker, whatever the leader made of it: as many as say that others
+    will, or one, with enough under way to know soon. There is no such limit while a replica of an earlier
+    build, which cannot read it, lives, and for workers against which verdicts are withheld."""
+    own, health = view.failed_on(worker), worker.health
+    failed = own
     if health is not UNSET and health.failures:
-        failed = {*failed, *health.failures}
+        failed = {*own, *health.failures}
     if not failed:
         return False
-    most = number_in(view, UNJUDGED, 0)
     withheld = view.fleet.withheld
     if withheld is not UNSET and worker.name in withheld.get(worker.model, ()):
         return False
-    if not 0 < most <= len(failed):
+    if 0 < number_in(view, UNJUDGED, 0) <= len(failed):
+        return known_to_all(view.fleet, UNJUDGED)
+    most = number_in(view, UNANSWERED, 0)
+    if not most or not (own or _failed_last(health)):
         return False
-    return known_to_all(view.fleet, UNJUDGED)
+    return view.load(worker)[1] - worker.decoding >= most and known_to_all(view.fleet, UNANSWERED)
+
+
+def _failed_last(health: WorkerHealth | UnsetType) -> bool:
+    """Whether no request ended well on the worker since one failed there."""
+    if health is UNSET or not health.failures:
+        return False
+    return health.succeeded is UNSET or health.succeeded < max(health.failures.values())
 
 
 def check_with_failing(model: str, spares: bool = False) -> Check:

@@ -656,8 +656,9 @@ def in_turn(fleet: LedFleet, count: int, version: int = 0) -> Counter[str]:
 
 
 def test_a_suspect_has_its_turn_in_every_second_round() -> None:
-    """It has twice the price. Where all are suspects, each has every turn."""
-    fleet = LedFleet(config=CONFIG)
+    """It has twice the price. Where all are suspects, each has every turn. None of the requests here is
+    answered, and that is no limit here."""
+    fleet = LedFleet(config=msgspec.structs.replace(CONFIG, unanswered=0))
     assert in_turn(fleet, 12) == {"w0": 4, "w1": 4, "w2": 4}
     fleet.fails("w0")
     assert fleet.state("w0") == HealthState.SUSPECT

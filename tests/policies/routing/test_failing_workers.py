@@ -228,6 +228,60 @@ def test_operators_switch_it_off() -> None:
     assert replica.reasons()["w0"] == ""
 
 
+def doubted(config: HealthConfig | None = None, workers: int = 3) -> Replica:
+    """A request failed on w0, which has two more without a first token."""
+    replica = few(config, workers)
+    replica.own(arrived("a"), decided("a"), failed("a"), ended("a", outcome="failed"))
+    for name in "bc":
+        replica.own(arrived(name), decided(name))
+    return replica
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("workers", [3, WHOLE + 4])
+@pytest.mark.parametrize("landed", [False, True])
+def test_after_one_failure_the_requests_under_way_must_be_answered_first(
+    policy: str, workers: int, landed: bool
+) -> None:
+    replica = doubted(workers=workers)
+    if landed:
+        replica.land()
+        assert replica.fleet.state() == HealthState.SUSPECT
+    for turn in range(2 * workers):
+        assert replica.chooses(policy).worker not in ("", "w0")
+        replica.own(decided(f"n{turn}", worker="elsewhere"))
+
+
+def test_a_worker_that_answers_again_gets_requests_again() -> None:
+    replica = doubted()
+    replica.land()
+    assert replica.reasons()["w0"] == Exclusion.FAILING
+    report = engine_step(queued("b"), queued("c"), v.FirstToken("b", 1))
+    replica.fleet.tell("w.w0", msgspec.structs.replace(report, batch=0))
+    replica.view.landed()
+    assert replica.reasons()["w0"] == "", "b has its first token"
+    replica.own(arrived("d"), decided("d"))
+    assert replica.reasons()["w0"] == Exclusion.FAILING, "c and d have none"
+    replica.fleet.ticks(1)
+    replica.own(ended("b"))
+    replica.land()
+    replica.own(arrived("e"), decided("e"))
+    assert replica.reasons()["w0"] == "", "b ended well after a failed"
+
+
+def test_operators_switch_off_that_answers_come_first() -> None:
+    assert doubted(HealthConfig(unanswered=0)).reasons()["w0"] == ""
+    assert doubted(HealthConfig(unanswered=3)).reasons()["w0"] == ""
+
+
+@pytest.mark.parametrize("old", ["r0", "r1"])
+def test_in_replicas_of_earlier_builds_answers_do_not_come_first(old: str) -> None:
+    replica = Replica(LedFleet(replicas=2))
+    del replica.fleet.fleet.replicas[old].settings["health.unanswered"]
+    replica.own(failed("a"), decided("b"), decided("c"))
+    assert replica.reasons()["w0"] == ""
+
+
 @pytest.mark.parametrize("old", ["r0", "r1"])
 def test_replicas_of_earlier_builds_and_old_logs_do_not_have_it(old: str) -> None:
     replica = Replica(LedFleet(replicas=2))
@@ -242,7 +296,7 @@ def test_replicas_of_earlier_builds_and_old_logs_do_not_have_it(old: str) -> Non
 @pytest.mark.parametrize("seed", range(4))
 def test_a_view_that_was_kept_says_what_a_new_one_says(policy: str, seed: int) -> None:
     """Whatever landed in between: replay decides on a view of its own."""
-    draw = random.Random(f"{policy} {seed}")
+    draw, under_way = random.Random(f"{policy} {seed}"), random.Random(seed)
     fleet = SlowLog(draw.choice((3, 20)), HealthConfig(window_ticks=3, hold_ticks=2))
     replica, names = Replica(fleet), list(fleet.fleet.workers)[:4]
     seen = 0
@@ -255,6 +309,8 @@ def test_a_view_that_was_kept_says_what_a_new_one_says(policy: str, seed: int) -
                 replica.own(ended(name, outcome="rejected"))
         else:
             replica.own(ended(name))
+        if under_way.random() < 0.2:  # to stay without a first token
+            replica.own(arrived(f"o{number}"), decided(f"o{number}", worker=under_way.choice(names)))
         if draw.random() < 0.15:
             replica.land()
         if draw.random() < 0.15:
