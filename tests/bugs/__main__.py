@@ -12,6 +12,8 @@ python -m tests.bugs --seeds 0                 the tests alone
 python -m tests.bugs --remember                write the seeds that found bugs into bugs.toml
 python -m tests.bugs --write                   also write docs/testing/seeded-bugs.md
 python -m tests.bugs --results FILE            continue what FILE has results of
+python -m tests.bugs --tries N                 of the runs that meet a bug, make N drawn at random; with
+                                               --results and a greater N, later, also the others
 
 The exit status is 1 if a bug was noticed by nothing.
 """
@@ -30,7 +32,7 @@ from queue import Queue
 
 from tests.bugs.bug_table import ROOT, TABLE, Bug, bugs, remember
 from tests.bugs.results_file import ResultsFile
-from tests.bugs.seeding import Noticed, Tree
+from tests.bugs.seeding import ALL, Noticed, Tree
 
 PAGE = ROOT / "docs" / "testing" / "seeded-bugs.md"
 SEEDS = 300
@@ -39,10 +41,16 @@ GOAL = 0.85
 
 
 def try_all(
-    chosen: Sequence[Bug], jobs: int, seeds: int, everything: bool, results: ResultsFile
+    chosen: Sequence[Bug],
+    jobs: int,
+    seeds: int,
+    everything: bool,
+    results: ResultsFile,
+    tries: int = ALL,
 ) -> Iterator[Noticed]:
-    """What noticed each that has no result, as it comes; each of `jobs` has a copy of the tree."""
-    chosen = [bug for bug in chosen if bug.name not in results.noticed]
+    """What noticed each that has no result, or fewer `tries` without one, as it comes; each of `jobs` has
+    a copy of the tree."""
+    chosen = [bug for bug in chosen if _is_open(results.noticed.get(bug.name), tries)]
     with tempfile.TemporaryDirectory(prefix="relume-bugs-") as folder:
         trees: Queue[Tree] = Queue()
         for number in range(jobs):
@@ -58,7 +66,8 @@ def try_all(
             tree = trees.get()
             try:
                 met = results.met.get(bug.name, tuple(range(seeds)))
-                return tree.try_bug(bug, seeds, met, everything)
+                before = results.noticed.get(bug.name)
+                return tree.try_bug(bug, seeds, met, everything, tries, before)
             finally:
                 trees.put(tree)
 
@@ -68,6 +77,10 @@ def try_all(
                 yield done.result()
 
 
+def _is_open(found: Noticed | None, tries: int) -> bool:
+    return found is None or (not found.fuzz and found.tried < min(found.met, tries))
+
+
 def by_what(found: Noticed) -> str:
     """In words."""
     if found.fuzz:
@@ -75,18 +88,20 @@ def by_what(found: Noticed) -> str:
     if found.broken:
         return f"it could not be tried: {found.broken}"
     met = f"; {found.met} of {found.seeds} runs met it" if found.seeds else ""
-    return (found.unit or "**nothing**") + met
+    made = f", {found.tried} of these were made" if found.tried < found.met else ""
+    return (found.unit or "**nothing**") + met + made
 
 
 def summary(results: Sequence[Noticed], seeds: int) -> str:
     """The shares, in one sentence."""
-    fuzz, anything = (
+    fuzz, anything, met = (
         sum(bool(r.fuzz) for r in results),
         sum(r.by_anything for r in results),
+        sum(r.met > 0 or bool(r.fuzz) for r in results),
     )
     return (
         f"{anything} of {len(results)} noticed; by fuzz within {seeds} seeds {fuzz} "
-        f"({fuzz / len(results):.0%}, goal {GOAL:.0%})"
+        f"({fuzz / len(results):.0%}, goal {GOAL:.0%}), of {met} that a run met"
     )
 
 
@@ -125,6 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", default="", help="only those of this part")
     parser.add_argument("--jobs", type=int, default=1, help="how many at once (default 1)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"per bug (default {SEEDS})")
+    parser.add_argument("--tries", type=int, default=ALL, help="maximum runs per bug (default: all)")
     parser.add_argument("--everything", action="store_true", help="run the tests of each, too")
     parser.add_argument("--remember", action="store_true", help=f"write seeds into {TABLE.name}")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
@@ -143,7 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.write and len(chosen) < len(table):
         parser.error("--write needs all of them")
     file = ResultsFile(given.results)
-    for found in try_all(chosen, max(given.jobs, 1), given.seeds, given.everything, file):
+    jobs = max(given.jobs, 1)
+    for found in try_all(chosen, jobs, given.seeds, given.everything, file, given.tries):
         also = f"; {found.unit}" if found.fuzz and found.unit else ""
         print(f"{found.bug}: {by_what(found)}{also} [{found.took_s:.0f} s]", flush=True)
     results = [file.noticed[bug.name] for bug in chosen]

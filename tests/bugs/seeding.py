@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from msgspec import Struct
@@ -26,19 +27,22 @@ UNITS_S = 300
 """Maximum duration of the tests of one bug."""
 TEST_S = 100
 """Maximum duration of one of them: a test without an end fails."""
+ALL = 1_000_000
+"""More runs than any bug is tried with."""
 
 
 class Noticed(Struct, frozen=True, kw_only=True):
     """What noticed a bug. `fuzz`: the promises, or errors, of a run that failed, the last of the first
     `seeds`, of this `scenario`; empty: none of `seeds` runs did. `met`: how many of the runs met the
-    bug. `unit`: the test that failed first; empty: none did, or none was run. `broken`: neither could
-    be run, and why."""
+    bug; `tried`: how many of those were made with it. `unit`: the test that failed first; empty: none
+    did, or none was run. `broken`: neither could be run, and why."""
 
     bug: str
     fuzz: tuple[str, ...] = ()
     seeds: int = 0
     scenario: str = ""
     met: int = 0
+    tried: int = 0
     unit: str = ""
     broken: str = ""
     took_s: float = 0.0
@@ -84,17 +88,29 @@ class Tree:
             for bug in bugs
         }
 
-    def try_bug(self, bug: Bug, seeds: int, met: Sequence[int], everything: bool) -> Noticed:
-        """Fuzz with the seeds of `met`, the ones of the first `seeds` that meet it; then, if none
-        failed or with `everything`, its tests."""
+    def try_bug(
+        self,
+        bug: Bug,
+        seeds: int,
+        met: Sequence[int],
+        everything: bool,
+        tries: int = ALL,
+        before: Noticed | None = None,
+    ) -> Noticed:
+        """Fuzz with the seeds of `met`, the ones of the first `seeds` that meet it, or with `tries` of
+        them, drawn at random, without those that were tried `before`; then, if none failed or with
+        `everything`, its tests."""
         began = time.monotonic()
+        tried = before.tried if before is not None else 0
+        chosen = drawn(bug, met)[tried:tries]
+        unit = before.unit if before is not None else ""
         with self._with(bug.file, bug.changed(self.folder)):
-            found = self._fuzzed(bug, seeds, met)
-            unit, broken = "", found.broken
-            if everything or not found.fuzz:
+            found = self._fuzzed(bug, seeds, chosen)
+            is_new, broken = not unit and (everything or not found.fuzz), found.broken
+            if is_new:
                 unit, failure = self._tested(bug.units)
                 broken = broken or failure
-        if unit and any(self._tested((unit,))):
+        if is_new and unit and any(self._tested((unit,))):
             unit, broken = "", f"{unit} fails without the bug, too"
         return Noticed(
             bug=bug.name,
@@ -102,6 +118,7 @@ class Tree:
             seeds=found.seeds,
             scenario=found.scenario,
             met=len(met),
+            tried=tried + len(chosen),
             unit=unit,
             broken=broken,
             took_s=round(time.monotonic() - began, 1),
@@ -124,10 +141,10 @@ class Tree:
         os.utime(path, (self._written_at, self._written_at))
 
     def _fuzzed(self, bug: Bug, seeds: int, met: Sequence[int]) -> Noticed:
-        """The seed at which it was found before comes first, and then stands for the first one: it is
-        found by then at the latest."""
+        """The seed at which it was found before comes first. The one that finds it stands for the first
+        that does: it is found by then at the latest."""
         first = [bug.seed] if bug.seed in met else []
-        runs, failure = self._swept([*first, *(seed for seed in met if seed != bug.seed)])
+        runs, failure = self._swept([*first, *sorted(seed for seed in met if seed != bug.seed)])
         if runs and runs[-1]["result"] == "failed":
             found = runs[-1]
             return Noticed(
@@ -175,6 +192,14 @@ class Tree:
             timeout=limit_s,
             check=False,
         )
+
+
+def drawn(bug: Bug, met: Sequence[int]) -> list[int]:
+    """The seeds of `met` in a random order, the same each time. The seed at which the bug was found before
+    comes first."""
+    order = sorted(met)
+    Random(bug.name).shuffle(order)
+    return sorted(order, key=lambda seed: seed != bug.seed)
 
 
 def _last(text: str) -> str:

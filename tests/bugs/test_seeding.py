@@ -12,7 +12,7 @@ from tests.bugs.__main__ import by_what, page, summary, try_all
 from tests.bugs.bug_table import ROOT, TABLE, Bug, bugs, remember
 from tests.bugs.probes import by_file, insert, take_met
 from tests.bugs.results_file import ResultsFile
-from tests.bugs.seeding import Noticed, Tree
+from tests.bugs.seeding import Noticed, Tree, drawn
 
 ALWAYS = Bug(
     name="no-request-ends",
@@ -33,7 +33,7 @@ def test_a_bug_is_noticed_and_taken_out_again(tmp_path: Path) -> None:
     met = tree.seeds_that_meet([ALWAYS, NEVER], 2)
     assert met == {ALWAYS.name: (0, 1), NEVER.name: ()}
     found = tree.try_bug(ALWAYS, 2, met[ALWAYS.name], everything=True)
-    assert found.fuzz and found.seeds == 1 and not found.broken
+    assert found.fuzz and found.seeds == 1 and found.tried == 2 and not found.broken
     assert found.unit.startswith(ALWAYS.units)
     assert "within 1 seeds" in by_what(found)
     found = tree.try_bug(replace(ALWAYS, seed=1), 2, (0, 1), everything=False)
@@ -57,15 +57,18 @@ def test_the_page_says_what_noticed_each() -> None:
     results = [
         Noticed(bug="a", fuzz=("I1", "I2"), seeds=7, scenario="calm"),
         Noticed(bug="b", unit="tests/x.py::test_y"),
-        Noticed(bug="c", seeds=300, met=12),
+        Noticed(bug="c", seeds=300, met=12, tried=12),
+        Noticed(bug="d", seeds=300, met=12, tried=4, unit="tests/x.py::test_y"),
     ]
     said = [by_what(result) for result in results]
     assert said == [
         "fuzz: I1, I2 within 7 seeds (calm)",
         "tests/x.py::test_y",
         "**nothing**; 12 of 300 runs met it",
+        "tests/x.py::test_y; 12 of 300 runs met it, 4 of these were made",
     ]
-    assert summary(results, 300).startswith("2 of 3 noticed; by fuzz within 300 seeds 1 (33%")
+    noticed = "3 of 4 noticed; by fuzz within 300 seeds 1 (25%, goal 85%), of 3 that a run met"
+    assert summary(results, 300) == noticed
     assert page(results, 300, "abc1234").startswith("# Seeded bugs\n")
 
 
@@ -90,6 +93,25 @@ def test_a_run_continues_what_the_one_before_found(tmp_path: Path) -> None:
     again.add(Noticed(bug="none"))
     assert not list(try_all([NEVER], 1, 300, True, again)), "it has a result"
     assert ResultsFile(None).noticed == {}
+
+
+def test_runs_that_were_not_made_are_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, in an order that does not change."""
+    made: list[int] = []
+
+    def swept(_: Tree, seeds: list[int], *__: str) -> tuple[list[Any], str]:
+        made.extend(seeds)
+        return [{"seed": s, "result": "passed", "noticed": (), "scenario": "calm"} for s in seeds], ""
+
+    monkeypatch.setattr(Tree, "__init__", lambda tree, _: setattr(tree, "folder", ROOT))
+    monkeypatch.setattr(Tree, "_write", lambda *_: None)
+    monkeypatch.setattr(Tree, "_swept", swept)
+    results = ResultsFile(None)
+    results.add_met({NEVER.name: range(10), ALWAYS.name: ()})
+    for tries, total in ((4, 4), (4, 4), (7, 7), (300, 10), (300, 10)):
+        list(try_all([NEVER], 1, 300, False, results, tries))
+        assert results.noticed[NEVER.name].tried == len(made) == len(set(made)) == total
+    assert drawn(replace(NEVER, seed=5), range(10))[0] == 5
 
 
 SOURCE = '''"""A module."""
