@@ -78,8 +78,9 @@ def obstacles(scenario: Scenario) -> tuple[str, ...]:
     if traffic.whole or traffic.resumable or traffic.unusual:
         more.append("clients other than streaming ones, which are simulated only")
     fleet = scenario.fleet
-    if (fleet.disorder, fleet.limits, fleet.operator) != (Disorder(), Limits(), Commands()):
-        more.append("a fleet with disorder, limits or operator, which are simulated only")
+    simulated = (fleet.disorder, fleet.limits, fleet.operator, fleet.settings)
+    if simulated != (Disorder(), Limits(), Commands(), {}):
+        more.append("a fleet with disorder, limits, operator or settings, which are simulated only")
     return (*(f"{what}: {why}" for what, why in found if why), *more)
 
 

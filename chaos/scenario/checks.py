@@ -24,6 +24,8 @@ from relume.chaos.scenario.language import (
     When,
 )  # fmt: skip
 from relume.chaos.scenario.problems import Path_
+from relume.controlplane.admin.errors import BadRequest
+from relume.controlplane.admin.settings import KNOWN, checked
 from relume.policies.admission import admission_settings
 from relume.policies.crosscheck import check_settings
 from relume.policies.degradation import degradation_settings
@@ -109,6 +111,14 @@ def _simulated(fleet: Fleet, at: Path_) -> Iterator[Found]:
     if fleet.limits.checkpoint_kb and not fleet.checkpoint_mb:
         message = "is the budget of checkpoints, and this fleet has none"
         yield (*at, "limits", "checkpoint_kb"), message, "set fleet.checkpoint_mb"
+    for name, value in fleet.settings.items():
+        where = (*at, "settings", name)
+        yield from _known(name, KNOWN, where, "setting")
+        if name in KNOWN:
+            try:
+                checked(name, value)
+            except BadRequest:
+                yield where, f"is {value!r}", f"give {KNOWN[name].expected}"
     for command in (one for group in fleet.operator.each for one in group):
         yield from _known(command, COMMANDS, (*at, "operator", "each"), "command")
 

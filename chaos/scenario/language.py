@@ -74,8 +74,9 @@ class Fleet(_Part, frozen=True, kw_only=True):
     `waiting`: limits of the control planes' admission queues that differ from the defaults.
     `canary_s`: time between two canaries to a worker; 0: none. `cross_checks`: limits of cross-checks
     that differ from the defaults. `degradation`: limits of degradation that differ from the defaults;
-    with any, levels act. `spares`: settings of spares that differ from the defaults. `disorder`, `limits`,
-    `operator`: see there."""
+    with any, levels act. `spares`: settings of spares that differ from the defaults. `settings`: other
+    settings of decisions that differ from the defaults, by the names that `relume settings` lists;
+    simulated only. `disorder`, `limits`, `operator`: see there."""
 
     workers: Count
     model: str = "tiny"
@@ -90,6 +91,7 @@ class Fleet(_Part, frozen=True, kw_only=True):
     cross_checks: dict[str, int] = {}
     degradation: dict[str, int] = {}
     spares: dict[str, int] = {}
+    settings: dict[str, int | str] = {}
     disorder: Disorder = Disorder()
     limits: Limits = Limits()
     operator: Commands = Commands()

@@ -35,6 +35,7 @@ from relume.chaos.sim.worker_host import Host
 from relume.chaos.sim.world.http_transport import standing_in
 from relume.chaos.sim.world.link_rules import Rule
 from relume.chaos.sim.world.network import Wires
+from relume.chaos.sim.world.replica_settings import replica_config
 from relume.chaos.sim.world.small_limits import engine_limits, log_limits
 from relume.chaos.sim.world.virtual_loop import EPOCH_S, Late, Stuck, VirtualLoop
 from relume.chaos.sim.world.worker_machine import WorkerSettings
@@ -45,10 +46,6 @@ from relume.controlplane.replica.loop import ReplicaConfig
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import EnginePhase
-from relume.policies.admission.admission_settings import WaitingConfig
-from relume.policies.crosscheck.check_settings import CrossCheckConfig
-from relume.policies.degradation.degradation_settings import ON, DegradationConfig
-from relume.policies.spares.spare_settings import SparesConfig
 from relume.policies.state.fleet import Fleet
 
 UP_S = 600.0
@@ -70,7 +67,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     workers: WorkerSettings = WorkerSettings()
     assist: Assist | None = None
-    replica: ReplicaConfig | None = None
+    replica: ReplicaConfig = ReplicaConfig()
     spec: hosts.HostSpec | None = None
     watching: Callable[[SimFleet], None] | None = None
     judges_calls: bool = False
@@ -99,19 +96,7 @@ class SimFleet:
         self.etcd.may_be_restored = any(f.what == RENEWAL for f in schedule.faults)
         if settings.judges_calls:
             self.etcd.recorder = CallRecorder(loop.time, self.etcd.config.prefix)
-        replica = settings.replica
-        if fleet.waiting:
-            waiting = msgspec.structs.replace(WaitingConfig(), **fleet.waiting)
-            replica = msgspec.structs.replace(replica or ReplicaConfig(), waiting=waiting)
-        if fleet.cross_checks:
-            checks = msgspec.structs.replace(CrossCheckConfig(), **fleet.cross_checks)
-            replica = msgspec.structs.replace(replica or ReplicaConfig(), cross_checks=checks)
-        if fleet.degradation:
-            levels = DegradationConfig(mode=ON, **fleet.degradation)
-            replica = msgspec.structs.replace(replica or ReplicaConfig(), degradation=levels)
-        if fleet.spares:
-            spares = SparesConfig(**fleet.spares)
-            replica = msgspec.structs.replace(replica or ReplicaConfig(), spares=spares)
+        replica = replica_config(fleet, settings.replica)
         self.planes = {
             name: Plane(
                 loop, wires, self.etcd, name, replica,

@@ -26,6 +26,7 @@ from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.catalogue import FAULTS, PHASES, applicable
 from relume.chaos.scenario.problems import ScenarioError
 from relume.chaos.sim.world.virtual_loop import VirtualLoop
+from relume.policies.routing.routing_settings import POLICIES, RoutingConfig
 from tests.runner.conftest import GOOD
 
 # --- cases -----------------------------------------------------------------------------
@@ -33,14 +34,16 @@ from tests.runner.conftest import GOOD
 
 @pytest.mark.full
 def test_composed_scenarios_are_sound_and_reach_every_applicable_fault() -> None:
-    had, steps = set(), set()
+    had, steps, policies = set(), set(), set()
     for seed in range(300):
         scenario = compose(seed)
         assert scenario_reader.parse(scenario_yaml(scenario)) == scenario
         had |= {fault.what for fault in scenario.faults}
+        policies.add(scenario.fleet.settings.get("routing.policy", RoutingConfig().policy))
         steps |= {fault.when.during for fault in scenario.faults}
     assert had == {name for name in FAULTS if applicable(name) and name not in NOT_DRAWN}
     assert steps == {None, *PHASES}
+    assert policies == {*POLICIES}
     assert compose(7) == compose(7) != compose(8)
 
 

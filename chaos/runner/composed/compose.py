@@ -45,6 +45,7 @@ from relume.chaos.runner.composed.compose_faults import (
     terminated,
     unreadable,
 )
+from relume.chaos.runner.composed.compose_settings import other_settings
 from relume.chaos.scenario.catalogue import FAULTS, applicable
 from relume.chaos.scenario.checks import HOLDERS
 from relume.chaos.scenario.language import (
@@ -121,7 +122,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet, traffic, again = _in_recovery(seed, fleet, traffic, without)
     traffic = _clients(seed, traffic)
     fleet, traffic = _short_of_capacity(seed, fleet, traffic)
-    fleet = _with_spares(seed, fleet)
+    fleet, traffic = _with_spares(seed, fleet, traffic)
     fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
     fleet, flipped = _flipped(seed, fleet, without)
     fleet, unseen = _checked(seed, fleet, without)
@@ -157,7 +158,9 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *paths,
     )
     if not (later or again or late or is_stuck):
-        fleet, traffic = rolled(seed, fleet, traffic, faults)
+        fleet, traffic, meanwhile = rolled(seed, fleet, traffic, faults, without)
+        faults += meanwhile
+    fleet = other_settings(seed, fleet)
     fleet = small_limits(seed, fleet, traffic, faults, needs_blocks=bool(later or again))
     return Scenario(
         name=f"composed-{seed}",
@@ -272,14 +275,19 @@ def _short_of_capacity(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet
     return replace(fleet, degradation=limits), traffic
 
 
-def _with_spares(seed: int, fleet: Fleet) -> Fleet:
-    """In one of six seeds, fleets of four workers or more have spares, which replace one another soon.
-    Drawn separately, as above."""
+def _with_spares(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traffic]:
+    """In one of six seeds, fleets of four workers or more have spares, which replace one another soon. In
+    half of these, requests of all tiers arrive at workers that few of them fill. Drawn separately, as above."""
     rng = Random(f"compose-spares:{seed}")
     spares = {"share_percent": rng.choice((5, 10, 30, 50)), "dwell_ticks": rng.choice((1, 2, 5))}
     if rng.random() >= 1 / 6 or fleet.workers < 4:
-        return fleet
-    return replace(fleet, spares=spares)
+        return fleet, traffic
+    fleet = replace(fleet, spares=spares)
+    if rng.random() < 0.5 or fleet.waiting or fleet.degradation:
+        return fleet, traffic
+    tiers = (Tier("interactive", 0.25), Tier("standard", 0.25), Tier("batch", 0.5))
+    waiting = {"queued": rng.choice((1, 2, 4)), "requests": rng.choice((32, 4096))}
+    return replace(fleet, waiting=waiting), replace(traffic, tiers=tiers)
 
 
 def _while_away(

@@ -62,10 +62,11 @@ def paths_to_etcd(seed: int, fleet: Fleet, traffic: Traffic, without: Collection
 
 
 def rolled(
-    seed: int, fleet: Fleet, traffic: Traffic, faults: Sequence[Fault]
-) -> tuple[Fleet, Traffic]:
+    seed: int, fleet: Fleet, traffic: Traffic, faults: Sequence[Fault], without: Collection[str]
+) -> Composed:
     """In one of six seeds without other commands, an operator restarts the engines one after the
-    other, perhaps twice, and canaries check them or not."""
+    other, perhaps twice, and canaries check them or not. In half of these a worker answers with errors
+    meanwhile, or wrongly if canaries can tell: the steps must wait for it."""
     rng = Random(f"compose-rolled:{seed}")
     commands = Commands(
         each=(("rollout",),), every_s=round(rng.uniform(0.5, 4), 2), most=rng.choice((1, 2))
@@ -73,9 +74,16 @@ def rolled(
     canary_s = rng.choice((0.0, 1.0, 2.0))
     waits_for_effects = any(fault.when.during == "effect" for fault in faults)
     if rng.random() >= 1 / 6 or fleet.workers < 3 or fleet.operator.each or waits_for_effects:
-        return fleet, traffic
+        return fleet, traffic, ()
     rolled = replace(fleet, operator=commands, canary_s=fleet.canary_s or canary_s)
-    return rolled, _steady(fleet, traffic)
+    what = "weights-flipped" if rolled.canary_s and rng.random() < 0.5 else "engine-errors"
+    fault = _at(rng, what, 0.5, 6)
+    if what == "engine-errors":
+        fault = replace(fault, for_s=round(rng.uniform(1, 6), 3), amount=rng.choice((0.3, 1.0)))
+    has_fault = rng.random() < 0.5 and what not in without
+    if what in {fault.what for fault in faults}:
+        has_fault = False
+    return rolled, _steady(fleet, traffic), (fault,) if has_fault else ()
 
 
 def small_limits(
