@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from relume.events.failpoints.points import PLACES, Action, Failpoint
+from relume.events.failpoints.points import PLACES, TIMED, Action, Failpoint
 from relume.events.log.errors import RelumeError
 
 APPLY_S = 10.0
@@ -126,13 +126,16 @@ class FailpointServer:
         """A rule for the processes whose name matches `process` (as fnmatch), in force inside.
 
         In each of them it acts `times` times (0: always), from the `nth` passage with these
-        `facts` on. `seconds`: of a delay. `factor`: of a stretch, at
-        least 1.
-        Raises FailpointError for a fact that the failpoint does not know, and if a process does
-        not apply the rule within `APPLY_S`.
+        `facts` on. `seconds`: of a delay. `factor`: of a stretch, at least 1.
+        Raises FailpointError for a fact that the failpoint does not know, for a stretch of a place that
+        does not say how long it took, and if a process does not apply the rule within `APPLY_S`.
         """
         if unknown := set(facts) - set(PLACES[point].facts):
             raise FailpointError(f"{point} knows {PLACES[point].facts}, not {sorted(unknown)}")
+        if action is Action.STRETCH and point not in TIMED:
+            raise FailpointError(
+                f"{point} does not say how long it took; {', '.join(sorted(TIMED))} does"
+            )
         self._last_rule += 1
         rule = {
             "id": self._last_rule,

@@ -33,8 +33,8 @@ class Action(enum.StrEnum):
 
     `pause`: the thread waits until the rule is released (in `reach_async`: the task). `spin`: the
     same, but it computes meanwhile. `delay`: it waits for a time. `stretch`: so long that what it just
-    did takes a multiple of its time; of a place that says how long that took. `fail`: the call raises, as
-    it would for a fault of that place. `exit`: the process dies at once, as by kill -9.
+    did takes a multiple of its time, at places of `TIMED`. `fail`: the call raises, as it would for a
+    fault of that place. `exit`: the process dies at once, as by kill -9.
     """
 
     PAUSE = "pause"
@@ -54,6 +54,8 @@ class Place(NamedTuple):
     meaning: str
 
 
+TIMED = frozenset({Failpoint.ENGINE_COMPUTE})
+"""Places that say how long what just happened took."""
 PLACES: dict[Failpoint, Place] = {
     Failpoint.ENGINE_DECODE: Place(
         "engine",

@@ -40,8 +40,9 @@ FEWEST_STEPS = 2
 TRIMMED_STEPS = 4
 """From so many on, the longest does not count."""
 AGAIN_PERCENT = 80
-"""A slow worker is slow until its pace is below this part of the limit. What is not below it teaches
-nothing."""
+"""A slow worker is slow until its pace is below this part of the limit."""
+TEACHES_PERCENT = 80
+"""A measure from this part of the limit on teaches nothing."""
 ENOUGH_MEASURES = 4
 """Measures from which on the usual time of a class is known."""
 FORGETTING = 0.98
@@ -78,7 +79,7 @@ def measured(fleet: Fleet, config: HealthConfig) -> dict[str, int]:
         if share:
             peers = sorted(shares[worker.steps_like])
             percent = percents[worker.name] = share * 100 // peers[(len(peers) - 1) // 2]
-        if percent * 100 < (config.slow_percent or percent + 1) * AGAIN_PERCENT:
+        if percent * 100 < (config.slow_percent or percent + 1) * TEACHES_PERCENT:
             taught.setdefault(worker.steps_like, []).append(found)
     for kind, measures in taught.items():
         _learn(fleet, kind, measures)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
-from msgspec import Struct, UnsetType
+from msgspec import Struct
 from msgspec.structs import replace
 
 from relume.events.vocabulary import Candidate
@@ -120,8 +120,9 @@ def round_robin(view: View, query: RouteQuery) -> Choice:
         return choice
     round_, place = divmod(view.turn, len(in_turn))
     chosen = in_turn[place]
-    paid, rest = divmod(round_ * 100, _price_percent(view, chosen))
-    if rest >= 100 and (free := [c for c in in_turn if _price_percent(view, c) == 100]):
+    workers = view.fleet.workers
+    paid, rest = divmod(round_ * 100, workers[chosen.worker].price_percent)
+    if rest >= 100 and (free := [c for c in in_turn if workers[c.worker].price_percent == 100]):
         chosen = free[paid % len(free)]
     return _instead(choice, chosen)
 
@@ -136,11 +137,6 @@ def _in_turn(view: View, query: RouteQuery) -> tuple[Choice, list[Candidate]]:
     choice = least_load(view, query)
     found = [c for c in choice.candidates if not c.excluded]
     return choice, found or [c for c in choice.candidates if c.excluded in LAST]
-
-
-def _price_percent(view: View, candidate: Candidate) -> int:
-    health = view.fleet.workers[candidate.worker].health
-    return 100 if isinstance(health, UnsetType) else health.price_percent
 
 
 def _instead(choice: Choice, candidate: Candidate) -> Choice:

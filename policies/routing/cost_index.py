@@ -10,8 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from msgspec import UNSET
-
 from relume.events.vocabulary import Candidate
 from relume.policies.routing.eligibility import Check, check_of, check_with_failing
 from relume.policies.routing.worker_index import WorkerIndex
@@ -25,8 +23,8 @@ MODELS = 8
 def cost_of(worker: Worker, load: tuple[int, int], weight: int) -> int:
     """What one more request would cost there, in prompt tokens, less itself: the prompt tokens and
     the requests that it has, each for `weight`, at the worker's price."""
-    cost, health = load[0] + weight * load[1], worker.health
-    return cost if health is UNSET else (cost + weight) * health.price_percent // 100 - weight
+    cost, price = load[0] + weight * load[1], worker.price_percent
+    return cost if price == 100 else (cost + weight) * price // 100 - weight
 
 
 class CostIndex(WorkerIndex):

@@ -22,7 +22,7 @@ be measured are equal. The record has the rounded figure too, because the choice
 
 from __future__ import annotations
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from relume.policies.state.fleet import Fleet, Worker
 from relume.policies.state.overlay.receive_clock import received_us
@@ -159,7 +159,7 @@ def estimate_of(
         kv_free=free,
         block_tokens=worker.block_size or 1,
         prompt_limit_blocks=prompt_limit_blocks,
-        price_percent=100 if (health := worker.health) is UNSET else health.price_percent,
+        price_percent=worker.price_percent,
         failing=failing,
     )
 

@@ -240,6 +240,11 @@ class Worker(Struct, kw_only=True):
     """Where its engine had its weights from, if they are to be in pools."""
 
     @property
+    def price_percent(self) -> int:
+        """What its requests cost in routing: more while its health is in doubt."""
+        return 100 if isinstance(self.health, UnsetType) else self.health.price_percent
+
+    @property
     def drains(self) -> bool:
         """Whether requests are to leave it: an operator drains it, its agent stops, or a rolling
         restart has come to it."""

@@ -140,7 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", default="", help="only those of this part")
     parser.add_argument("--jobs", type=int, default=1, help="how many at once (default 1)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"per bug (default {SEEDS})")
-    parser.add_argument("--tries", type=int, default=ALL, help="maximum runs per bug (default: all)")
+    parser.add_argument(
+        "--tries", type=int, default=ALL, help="maximum runs per bug (default: all)"
+    )
     parser.add_argument("--everything", action="store_true", help="run the tests of each, too")
     parser.add_argument("--remember", action="store_true", help=f"write seeds into {TABLE.name}")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")

@@ -101,7 +101,9 @@ def test_runs_that_were_not_made_are_made_later(monkeypatch: pytest.MonkeyPatch)
 
     def swept(_: Tree, seeds: list[int], *__: str) -> tuple[list[Any], str]:
         made.extend(seeds)
-        return [{"seed": s, "result": "passed", "noticed": (), "scenario": "calm"} for s in seeds], ""
+        return [
+            {"seed": s, "result": "passed", "noticed": (), "scenario": "calm"} for s in seeds
+        ], ""
 
     monkeypatch.setattr(Tree, "__init__", lambda tree, _: setattr(tree, "folder", ROOT))
     monkeypatch.setattr(Tree, "_write", lambda *_: None)

@@ -28,7 +28,8 @@ print("active", failpoint_client.active, flush=True)
 
 async def passage(stream):
     seq = int(stream)
-    failpoint_client.reach(Failpoint.ENGINE_DECODE, took_s=0.1, request="r", tokens=seq)
+    failpoint_client.reach(Failpoint.ENGINE_COMPUTE, took_s=0.1, rank=0)
+    failpoint_client.reach(Failpoint.ENGINE_DECODE, request="r", tokens=seq)
     await failpoint_client.reach_async(Failpoint.LOG_APPEND, ValueError, stream="s", seq=seq)
 
 for line in sys.stdin:
@@ -41,7 +42,7 @@ for line in sys.stdin:
 
 
 class Passing:
-    """A process that passes both kinds of failpoint once for each number it is given."""
+    """A process that passes each kind of failpoint once for each number it is given."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -129,11 +130,11 @@ async def test_rules_act_at_the_nth_passage_and_so_often(tmp_path: Path) -> None
                 for _ in range(2):
                     process.go(1)
                     assert await process.said() == "FailpointReached failpoint engine.decode"
-            for action, given in (
-                (Action.DELAY, {"seconds": 0.3}),
-                (Action.STRETCH, {"factor": 4.0}),
+            for point, action, given in (
+                (Failpoint.ENGINE_DECODE, Action.DELAY, {"seconds": 0.3}),
+                (Failpoint.ENGINE_COMPUTE, Action.STRETCH, {"factor": 4.0}),
             ):
-                async with server.armed(Failpoint.ENGINE_DECODE, action, **given):
+                async with server.armed(point, action, **given):
                     began = time.monotonic()
                     process.go(1)
                     assert await process.said() == "passed 1"
@@ -167,6 +168,11 @@ async def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     async with FailpointServer(tmp_path / "s") as server:
         with pytest.raises(FailpointError, match=r"engine.decode knows .*tokens.*not \['token'\]"):
             async with server.armed(Failpoint.ENGINE_DECODE, token=4):
+                pass
+        with pytest.raises(
+            FailpointError, match=r"engine.decode does not say .*engine.compute does"
+        ):
+            async with server.armed(Failpoint.ENGINE_DECODE, Action.STRETCH, factor=2):
                 pass
         async with server.armed(Failpoint.ENGINE_DECODE) as armed:
             with pytest.raises(FailpointError, match="nothing reached"):

@@ -310,7 +310,9 @@ def test_a_view_that_was_kept_says_what_a_new_one_says(policy: str, seed: int) -
         else:
             replica.own(ended(name))
         if under_way.random() < 0.2:  # to stay without a first token
-            replica.own(arrived(f"o{number}"), decided(f"o{number}", worker=under_way.choice(names)))
+            replica.own(
+                arrived(f"o{number}"), decided(f"o{number}", worker=under_way.choice(names))
+            )
         if draw.random() < 0.15:
             replica.land()
         if draw.random() < 0.15:
