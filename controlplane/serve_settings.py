@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from relume.controlplane.gateway.config import GatewayConfig, is_loopback
+from relume.controlplane.gateway.http.cross_origin import ORIGIN
 from relume.events.etcd.config import EtcdConfig, parse_url
 from relume.events.etcd.errors import BadUrl
 from relume.events.settings import sources
@@ -135,6 +136,13 @@ class ServeConfig(Struct, frozen=True, kw_only=True):
         option(
             "API keys of clients (@FILE reads them from a file); required beyond loopback",
             secret=True,
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        option(
+            "Origins of web pages that may use the OpenAI endpoint (CORS), for example "
+            "https://chat.example.org; *: any"
         ),
     ] = ()
     unkept_tenants: Annotated[
@@ -387,6 +395,10 @@ def check(config: ServeConfig) -> None:
             raise ConfigError(
                 "admin_tokens", role, "is not a role", f"use one of {', '.join(ROLES)}"
             )
+    for origin in config.allowed_origins:
+        if not ORIGIN(origin):
+            remedy = "write scheme://host[:port] without a path, or *"
+            raise ConfigError("allowed_origins", origin, "is not an origin", remedy)
     if not is_loopback(config.host) and not config.api_keys:
         raise ConfigError(
             "host",

@@ -26,14 +26,15 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     """Every bound of the token path. `port` 0 takes a free one. Fields with `option` are limits
     that an operator may set (`--gateway-limits`).
 
-    `api_keys`: bearer tokens clients must show; none means open, loopback only. `unkept_tenants`:
-    prompts of these are not kept for cross-checks.
+    `api_keys`: tokens clients must show; none means open, loopback only. `unkept_tenants`: prompts of
+    these are not kept for cross-checks. `allowed_origins`: see `cross_origin`.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: frozenset[str] = frozenset()
     unkept_tenants: frozenset[str] = frozenset()
+    allowed_origins: frozenset[str] = frozenset()
     backlog: Annotated[int, option("Connections that wait to be accepted", ge=1, le=65_535)] = 2048
 
     max_header_bytes: Annotated[

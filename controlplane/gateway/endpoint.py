@@ -23,6 +23,7 @@ from relume.controlplane.gateway.context import Context, Counters, LiveAttempt, 
 from relume.controlplane.gateway.errors import ClientError
 from relume.controlplane.gateway.http import local_answers, routes
 from relume.controlplane.gateway.http.api_keys import Keys
+from relume.controlplane.gateway.http.cross_origin import CrossOrigin
 from relume.controlplane.gateway.http.reading import Request, bodies_full, too_large
 from relume.controlplane.gateway.http.replies import Reply, client_error_reply, error_reply
 from relume.controlplane.gateway.http.request_headers import (
@@ -106,6 +107,7 @@ class Gateway:
         self._delegates = {"/metrics": self._serve_metrics, **(delegates or {})}
         self._delegated = frozenset(self._delegates)
         self._keys = Keys(config.api_keys)
+        self.cross_origin = CrossOrigin(config.allowed_origins)
         self._boot = boot or entropy(6).hex()
         self._numbers = count(1)
         self._pool = UpstreamPool(
@@ -386,7 +388,8 @@ class Gateway:
     def admit(self, request: Request, expected_body: int | None) -> Reply | None:
         self.identify(request)
         path = request.path
-        if path not in routes.OPEN and self._keys.tenant_of(request) is None:
+        needs_key = path not in routes.OPEN and not self.cross_origin.is_preflight(request)
+        if needs_key and self._keys.tenant_of(request) is None:
             return self._refused(
                 error_reply(401, "missing or wrong API key", code="invalid_api_key")
             )
@@ -413,6 +416,8 @@ class Gateway:
     def serve(self, request: Request, connection: ClientConnection) -> Reply | RequestSession:
         route = routes.find(request.path, self._delegated)
         assert route is not None
+        if self.cross_origin.is_preflight(request):
+            return self.cross_origin.preflight(request, route.methods)
         if request.method == "OPTIONS":
             return Reply(status=204, headers=(("allow", ", ".join(route.methods)),))
         if route.kind == "protected":

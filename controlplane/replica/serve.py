@@ -277,6 +277,7 @@ def _gateway_base(config: ServeConfig) -> GatewayConfig:
         port=config.port,
         api_keys=frozenset(config.api_keys),
         unkept_tenants=frozenset(config.unkept_tenants),
+        allowed_origins=frozenset(config.allowed_origins),
         max_body_bytes=config.max_body_bytes,
         wait_timeout_s=config.wait_for_worker_s,
         tokenizer=config.tokenizer,

@@ -16,12 +16,13 @@ class Keys:
         self._tenants = {key.encode(): tenant(key) for key in sorted(keys)}
 
     def tenant_of(self, request: Request) -> str | None:
-        """The client whose key this is; None for a wrong key. Compares in constant time."""
+        """The client whose key this is, a bearer token or, as clients of `/v1/messages` send it,
+        `x-api-key`; None for a wrong key. Compares in constant time."""
         if not self._tenants:
             return ""
         scheme, _, shown = request.headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
-            return None
+            shown = request.headers.get(b"x-api-key", b"")
         found = None
         for key, name in self._tenants.items():
             if hmac.compare_digest(key, shown.strip()):

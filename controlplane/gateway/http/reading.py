@@ -26,7 +26,8 @@ IDLE, HEAD, BODY = "idle", "head", "body"  # what is being read
 _PASSED_HEADERS = frozenset(
     b"authorization content-type content-encoding x-request-id expect accept content-length "
     b"transfer-encoding traceparent last-event-id x-session-id x-tenant-id "
-    b"x-gateway-inference-fairness-id x-slo-ttft-ms".split()
+    b"x-gateway-inference-fairness-id x-slo-ttft-ms x-api-key origin access-control-request-method "
+    b"access-control-request-headers".split()
 ) | {PRIORITY_BYTES, RESUMABLE_BYTES, TIER_BYTES}
 
 

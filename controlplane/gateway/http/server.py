@@ -18,6 +18,7 @@ import structlog
 
 from relume.controlplane.gateway.context import Counters
 from relume.controlplane.gateway.deliveries import unacknowledged
+from relume.controlplane.gateway.http.cross_origin import CrossOrigin
 from relume.controlplane.gateway.http.reading import (
     BODY,
     HEAD,
@@ -51,6 +52,7 @@ class Service(RequestIntake, Protocol):
     clients: set[ClientConnection]
     draining: bool
     date_header: bytes
+    cross_origin: CrossOrigin
 
     def serve(self, request: Request, connection: ClientConnection) -> Reply | ActiveExchange:
         """Answer at once, or start an exchange that answers through the connection."""
@@ -243,10 +245,11 @@ class ClientConnection(asyncio.Protocol):
             return
         self.chunked = not request.http_1_0
         closes = self._closes(request)
-        head = b"%b%b%bx-request-id: %b\r\n%b\r\n" % (
+        head = b"%b%b%b%bx-request-id: %b\r\n%b\r\n" % (
             head,
             b"transfer-encoding: chunked\r\n" if self.chunked else b"",
             self._service.date_header,
+            self._service.cross_origin.lines(request),
             request.request_id.encode("latin-1"),
             b"connection: close\r\n" if closes else b"",
         )
@@ -323,9 +326,10 @@ class ClientConnection(asyncio.Protocol):
             lines.append("connection: close")
         head = "\r\n".join(lines).encode("latin-1")
         body = b"" if request.method == "HEAD" else reply.body
-        return b"%b%b%b\r\n\r\n%b" % (
+        return b"%b%b%b%b\r\n\r\n%b" % (
             status_line(reply.status),
             self._service.date_header,
+            self._service.cross_origin.lines(request),
             head,
             body,
         )

@@ -150,13 +150,16 @@ async def test_broken_http_is_400_and_closed(rig, raw):
 
 async def test_api_keys(rig):
     async with rig(api_keys=frozenset({"k1", "k2"})) as r:
-        for header in ("", "authorization: Bearer no\r\n", "authorization: Basic k1\r\n"):
+        wrong = ("authorization: Bearer no\r\n", "authorization: Basic k1\r\n", "x-api-key: no\r\n")
+        for header in ("", *wrong, "authorization: Bearer no\r\nx-api-key: k1\r\n"):
             answer = await r.ask(TEXT, text_body(), headers=header)
             assert is_openai_error(answer, 401, "invalid_api_key")
         assert not r.scheduler.log
         for key in ("k1", "k2"):
             good = await r.ask(TEXT, text_body(), headers=f"authorization: Bearer {key}\r\n")
             assert good.status == 200
+            good = await r.ask(TEXT, text_body(), headers=f"x-api-key: {key}\r\n")
+            assert good.status == 200, "as clients of /v1/messages send it"
         assert (await r.ask("/v1/models", method="GET")).status == 401
         for path in ("/health", "/live"):
             assert (await r.ask(path, method="GET")).status == 200
