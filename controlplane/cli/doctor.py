@@ -29,6 +29,7 @@ from relume.controlplane.cli.etcd_roles import print_roles
 from relume.controlplane.cli.output import print_json, print_line
 from relume.controlplane.history.quota import QUOTA_SHED_PERCENT
 from relume.controlplane.serve_settings import ServeConfig
+from relume.events.settings import variables
 from relume.events.settings.config_error import ConfigError
 from relume.events.settings.flags import add_flags
 
@@ -107,6 +108,8 @@ def examine(args: argparse.Namespace) -> Iterator[Finding]:
         yield Finding("fail", "config", f"{error.field}: {error.problem}", error.remedy)
         return
     yield Finding("ok", "config", f"replica {config.name}, policy {config.policy}")
+    for name, close in variables.unknown(os.environ).items():
+        yield Finding("warn", "variable", f"{name} is not known", variables.remedy(close))
     yield from check_credentials(config)
     yield check_port("port", config.host, config.port)
     if config.admin_port:

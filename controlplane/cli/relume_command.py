@@ -383,11 +383,18 @@ def serve(args: argparse.Namespace) -> int:
     from relume.controlplane.cli.admin_client import EXIT_NO, EXIT_USAGE, CliError
 
     settings = serve_settings.load(vars(args), os.environ, args.config)
+    import structlog
+
     from relume.controlplane.telemetry.logs import setup_logging
 
     setup_logging(settings.log_level, settings.log_format)
     from relume.controlplane.replica.serve import main as serve_main
     from relume.events.log.disk import is_full
+    from relume.events.settings import variables
+
+    log = structlog.get_logger("relume.serve")
+    for name, close in variables.unknown(os.environ).items():
+        log.warning("unknown_variable", name=name, remedy=variables.remedy(close))
 
     try:
         return serve_main(settings)

@@ -8,6 +8,7 @@ what kills engines.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
@@ -32,6 +33,7 @@ from relume.events.etcd.factory import EtcdLog
 from relume.events.failpoints import failpoint_client
 from relume.events.log.disk import is_full
 from relume.events.log.errors import RelumeError, first_cause
+from relume.events.settings import variables
 from relume.events.settings.config_error import ConfigError
 
 try:
@@ -62,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"relume agent: {error}", file=sys.stderr)
         return EXIT_CONFIG
     logger = make_logger(config.log_level, worker=config.worker)
+    for name, close in variables.unknown(os.environ).items():
+        logger.warning("unknown variable", name=name, remedy=variables.remedy(close))
     failpoint_client.start(f"agent {config.worker}")
     try:
         with RunDirectory(Path(config.run_dir)) as directory:

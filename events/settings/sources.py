@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from relume.events.settings.config_error import ConfigError
 from relume.events.settings.declared import Setting, settings_of
+from relume.events.settings.variables import is_service_link
 
 T = TypeVar("T", bound=Struct)
 FILE_VARIABLE = "RELUME_CONFIG"
@@ -45,10 +46,11 @@ def load(
     from_file = read_file(path, settings, file_format) if path else {}
     values: dict[str, Any] = {}
     for name, setting in settings.items():
+        given = environ.get(setting.variable)
         if flags.get(name) is not None:
             values[name] = typed(setting, flags[name], setting.flag)
-        elif setting.is_flag and setting.variable in environ:
-            values[name] = typed(setting, environ[setting.variable], setting.variable)
+        elif setting.is_flag and given is not None and not is_service_link(given):
+            values[name] = typed(setting, given, setting.variable)
         elif name in from_file:
             values[name] = typed(setting, from_file[name], path)
         if setting.required and not values.get(name):

@@ -81,6 +81,12 @@ def test_the_control_plane_accepts_its_manifest(tmp_path):
     assert config.name == FIELDS["POD_NAME"]
 
 
+def test_services_set_no_variables_of_pods():
+    """One is named `relume`: its RELUME_PORT would be taken for the setting."""
+    pods = [d["spec"]["template"]["spec"] for _, d in documents() if d["kind"] == "StatefulSet"]
+    assert [pod["enableServiceLinks"] for pod in pods] == [False, False]
+
+
 def test_the_agent_accepts_its_manifest(tmp_path):
     item = container("agent")
     assert item["command"] == ["relume", "worker"]
