@@ -573,7 +573,10 @@ class Gateway:
         if request.path == routes.HEALTH:
             retry_after_s = self.config.retry_after_s
             return local_answers.health(self.draining, self._scheduler.ready(), retry_after_s)
-        return local_answers.models(request.path, self._scheduler.models(), self._started_unix)
+        scheduler = self._scheduler
+        return local_answers.models(
+            request.path, scheduler.models(), scheduler.model_lengths(), self._started_unix
+        )
 
     def _serve_metrics(self, _request: Request) -> Reply:
         if self.metrics is None:

@@ -99,6 +99,10 @@ class SchedulerPort(Protocol):
         """Names of the models some worker serves or served since start, sorted."""
         ...
 
+    def model_lengths(self) -> dict[str, int]:
+        """Maximum tokens of a request, by model that some worker serves: the least of its workers."""
+        ...
+
     def ready(self) -> bool:
         """Whether some worker could take a request now (what `/health` says)."""
         ...

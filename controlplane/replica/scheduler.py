@@ -143,6 +143,15 @@ class Scheduler:
         """Names of models that some worker serves or has served, sorted."""
         return sorted(self._models)
 
+    def model_lengths(self) -> dict[str, int]:
+        """See SchedulerPort.model_lengths."""
+        found: dict[str, int] = {}
+        for worker in self.view.fleet.workers.values():
+            if worker.present and worker.max_model_len:
+                most = found.get(worker.model, worker.max_model_len)
+                found[worker.model] = min(most, worker.max_model_len)
+        return found
+
     def ready(self) -> bool:
         """Whether any worker could take a request of some model now."""
         return any(self._open_for(model) for model in self._models)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import pytest
+from msgspec.structs import replace
 
 from relume.controlplane.replica.scheduler import Scheduler
 from relume.controlplane.stream.arrival import Arrival, Assignment, Rejected
@@ -16,7 +17,7 @@ from relume.policies.state.fleet import Fleet
 from relume.policies.state.fold import apply_group
 from relume.policies.state.overlay.view import View
 from tests.controlplane.test_stall_watch import FullWriter
-from tests.policies.story import Story, arrived, decided, ended
+from tests.policies.story import MODEL, Story, arrived, decided, ended, ready, started
 
 REGISTERED = v.WorkerRegistered(worker="w1", domain="host", agent_pid=1)
 STARTED = v.EngineStarted("w1", 1, 2, 3)
@@ -147,3 +148,15 @@ def test_an_end_closes_what_was_sent_of_a_request_that_was_let_go() -> None:
     story.tell("r.r0", decided(prompt=5), ended())
     view.landed()
     assert view.load(fleet.workers["w0"]) == (0, 0) and not view._own
+
+
+def test_a_model_takes_what_each_of_its_workers_takes() -> None:
+    """Clients size their prompts by it. A worker whose host is lost says nothing of it."""
+    story = Story()
+    for name, length in (("w0", 4096), ("w1", 2048), ("w2", 512)):
+        story.worker(name)
+        story.tell(f"w.{name}", started(name, 2), replace(ready(name, 2), max_model_len=length))
+    story.leader()
+    story.tell("fleet", v.WorkerLost("w2", story.epochs["w.w2"], "its lease is gone"))
+    scheduler = Scheduler(View("r.r0", story.fleet), FullWriter(), "b", "least_load", lambda: 0)
+    assert scheduler.model_lengths() == {MODEL: 2048}

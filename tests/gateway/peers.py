@@ -437,6 +437,9 @@ class FakeScheduler:
         self.names = ["m"]
         self.waiting = NoRoom()
 
+    def model_lengths(self) -> dict[str, int]:
+        return dict.fromkeys(self.models(), 4096)
+
     def models(self) -> list[str]:
         return self.names
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -34,10 +34,20 @@ def health(draining: bool, ready: bool, retry_after_s: int) -> Reply:
     return Reply(status=200, body=b'{"status":"ok"}')
 
 
-def models(path: str, names: Sequence[str], created: int) -> Reply:
-    """The list of models, or the one that `path` names."""
+def models(path: str, names: Sequence[str], lengths: Mapping[str, int], created: int) -> Reply:
+    """The list of models, or the one that `path` names, with the fields that vLLM gives. Null as
+    `max_model_len`: no worker serves the model now."""
     found = [
-        {"id": name, "object": "model", "created": created, "owned_by": "relume"} for name in names
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "relume",
+            "root": name,
+            "parent": None,
+            "max_model_len": lengths.get(name),
+        }
+        for name in names
     ]
     if path == routes.MODELS:
         return Reply(status=200, body=msgspec.json.encode({"object": "list", "data": found}))

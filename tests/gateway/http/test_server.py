@@ -19,7 +19,14 @@ async def test_models_health_live_and_unknown_routes(rig):
     async with rig() as r:
         models = await r.ask("/v1/models", method="GET")
         assert [m["id"] for m in models.json()["data"]] == ["m"]
-        assert (await r.ask("/v1/models/m", method="GET")).json()["object"] == "model"
+        one = (await r.ask("/v1/models/m", method="GET")).json()
+        assert one == models.json()["data"][0]
+        assert (one["object"], one["root"], one["parent"], one["max_model_len"]) == (
+            "model",
+            "m",
+            None,
+            4096,
+        )
         assert is_openai_error(await r.ask("/v1/models/x", method="GET"), 404, "model_not_found")
         assert (await r.ask("/health", method="GET")).status == 200
         assert (await r.ask("/live", method="GET")).status == 200
