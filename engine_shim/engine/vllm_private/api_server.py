@@ -28,7 +28,6 @@ from copy import copy
 from itertools import pairwise
 from typing import Any
 
-import vllm
 from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMUnprocessableEntityError
 from vllm.outputs import RequestOutput
@@ -60,29 +59,9 @@ from relume.events.vocabulary.enums import AttemptMode
 from relume.events.wire.frames import FailureKind
 from relume.events.wire.resumption import DeliveredChoice, Resume
 
-SUPPORTED = "0.32."
-
-
-class UnsupportedVllm(RuntimeError):
-    """The installed vLLM is not one whose private parts this module knows."""
-
-    def __init__(self, found: str) -> None:
-        super().__init__(
-            f"vLLM {found} is installed; Relume's engine shim supports {SUPPORTED}x only"
-        )
-        self.found = found
-
-
-def check_version() -> None:
-    """Raises UnsupportedVllm."""
-    found = vllm.__version__
-    if not found.startswith(SUPPORTED):
-        raise UnsupportedVllm(found)
-
 
 def install() -> None:
-    """Patches this process; idempotent. Raises UnsupportedVllm."""
-    check_version()
+    """Patches this process; idempotent."""
     if getattr(AsyncLLM, "_relume", False):
         return
     AsyncLLM._relume = True
