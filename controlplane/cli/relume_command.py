@@ -278,6 +278,13 @@ with its name""",
         """
   relume worker --worker w0 --etcd 10.0.0.5:2379 --model /models/qwen""",
     ),
+    "attach": Command(
+        "let a running server join as it is (its own flags: relume attach --help)",
+        "",
+        "relume.controlplane.cli.relume_command:attach",
+        """
+  relume attach http://10.0.0.7:8000""",
+    ),
 }
 _FORMER = {"hold": "disable-restart", "release": "enable-restart"}
 """Former names of commands; they still work, and help does not list them."""
@@ -286,7 +293,7 @@ _REMEDIES = {
     "vllm": "install vLLM in this environment (in a checkout: make env)",
 }
 """Where a package comes from that a command lacks, except those of the extra `control`."""
-_PASSED_ON = ("worker", "demo")
+_PASSED_ON = ("worker", "attach", "demo")
 """Commands that hand all their arguments to another program."""
 
 
@@ -414,6 +421,18 @@ def serve(args: argparse.Namespace) -> int:
 def worker(rest: list[str]) -> int:
     """`relume worker`: becomes the agent; the control plane never imports it."""
     return _become("relume.engine_shim.agent", rest)
+
+
+def attach(rest: list[str]) -> int:
+    """`relume attach`: becomes the agent of a plain worker."""
+    from relume.controlplane.cli.admin_client import CliError
+    from relume.controlplane.local.attach import worker_arguments
+
+    try:
+        return _become("relume.engine_shim.agent", worker_arguments(rest))
+    except CliError as error:
+        print_error(f"relume attach: {error}")
+        return error.code
 
 
 def demo(rest: list[str]) -> int:

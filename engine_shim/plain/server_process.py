@@ -83,7 +83,7 @@ class Backend:
         limit = aiohttp.ClientTimeout(total=ANSWER_S)
         async with self.session.get(url, headers=self.headers, timeout=limit) as answer:
             if answer.status in (401, 403):
-                raise BackendUnusable(f"{url} answers {answer.status}: give --api-key-file")
+                raise BackendUnusable(f"{url} answers {answer.status}: give --backend-key-file")
             if answer.status != 200:
                 raise aiohttp.ClientError(f"{url} answers {answer.status}")
             try:

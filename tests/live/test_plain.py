@@ -24,15 +24,15 @@ pytestmark = pytest.mark.usefixtures("patient")
 
 @contextmanager
 def plain_agent(scene: Scene, path: Path, backend: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The agent of worker p0 in front of `backend`."""
+    """Worker p0 in front of `backend`, as `relume attach` makes it."""
     flags = {
         "worker": "p0", "run-dir": str(path / "p0"), "etcd": scene.fleet.etcd_endpoint,
-        "host-kind": "plain", "backend": backend, "model": "tiny", "lease-ttl-s": "4",
+        "lease-ttl-s": "4",
     }  # fmt: skip
     argv = [x for name, value in flags.items() for x in (f"--{name}", value)]
     with open(path / "p0.log", "ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "relume.engine_shim.agent", *argv],
+            [sys.executable, "-m", "relume.controlplane.cli", "attach", backend, *argv],
             env={**os.environ, **ENGINE_ENV}, stdout=output, stderr=output,
         )  # fmt: skip
     try:
