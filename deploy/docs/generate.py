@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from deploy.docs import (
     admin_page,
     benchmarks_page,
+    dashboards,
     events_page,
     metrics_page,
     promises_page,
@@ -25,6 +26,10 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/admin-api.md": admin_page.page,
     "docs/operations/settings.md": settings_page.page,
     "docs/operations/metrics.md": metrics_page.page,
+    **{
+        f"deploy/grafana/dashboards/{name}.json": dashboards.page(name)
+        for name in dashboards.DASHBOARDS
+    },
 }
 
 

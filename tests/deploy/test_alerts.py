@@ -18,8 +18,8 @@ STATES = ("healthy", "suspect", "unhealthy", "probing", "draining", "dead", "qua
 @pytest.fixture(scope="module")
 def promtool() -> str:
     """The program, which the script finds or takes from the distribution's package."""
-    script = DEPLOY / "dev/get-promtool.sh"
-    done = subprocess.run([str(script)], capture_output=True, text=True, check=False)
+    script = DEPLOY / "dev/get-prometheus.sh"
+    done = subprocess.run([str(script), "promtool"], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     return done.stdout.strip()
