@@ -31,7 +31,7 @@ from pathlib import Path
 from queue import Queue
 
 from tests.bugs.bug_table import ROOT, TABLE, Bug, bugs, remember
-from tests.bugs.results_file import ResultsFile
+from tests.bugs.results_file import OtherCommit, ResultsFile
 from tests.bugs.seeding import ALL, Noticed, Tree
 
 PAGE = ROOT / "docs" / "testing" / "seeded-bugs.md"
@@ -160,7 +160,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no bug of part {given.part!r}")
     if given.write and len(chosen) < len(table):
         parser.error("--write needs all of them")
-    file = ResultsFile(given.results)
+    commit = subprocess.run(
+        ("git", "rev-parse", "--short=8", "HEAD"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    try:
+        file = ResultsFile(given.results, commit, given.seeds)
+    except OtherCommit as error:
+        parser.error(str(error))
     jobs = max(given.jobs, 1)
     for found in try_all(chosen, jobs, given.seeds, given.everything, file, given.tries):
         also = f"; {found.unit}" if found.fuzz and found.unit else ""
@@ -170,10 +180,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.remember:
         remember({found.bug: found.seeds - 1 for found in results if found.fuzz})
     if given.write:
-        commit = subprocess.run(
-            ("git", "rev-parse", "--short", "HEAD"),
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
         PAGE.write_text(page(results, given.seeds, commit))
     return int(not all(result.by_anything for result in results))
 

@@ -13,20 +13,34 @@ from tests.bugs.seeding import Noticed
 class _Line(msgspec.Struct, omit_defaults=True):
     noticed: Noticed | None = None
     met: dict[str, tuple[int, ...]] | None = None
+    commit: str = ""
+    seeds: int = 0
+
+
+class OtherCommit(Exception):
+    """The results are of another commit, or of another number of seeds."""
 
 
 class ResultsFile:
-    """JSON lines: which seeds meet which bugs, and what noticed each bug. Without a path, nothing is
-    written. It is of one commit and one number of seeds: delete it when they change."""
+    """JSON lines: of which commit and number of seeds, which seeds meet which bugs, and what noticed
+    each bug. Without a path, nothing is written."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Raises OSError, msgspec.DecodeError."""
+    def __init__(self, path: Path | None, commit: str = "", seeds: int = 0) -> None:
+        """Raises OSError, msgspec.DecodeError, OtherCommit."""
         self._path = path
         self.noticed: dict[str, Noticed] = {}
         self.met: dict[str, tuple[int, ...]] = {}
         if path is not None and path.exists():
-            for text in path.read_text().splitlines():
-                self._take(msgspec.json.decode(text, type=_Line))
+            lines = [
+                msgspec.json.decode(text, type=_Line) for text in path.read_text().splitlines()
+            ]
+            for line in lines:
+                if line.commit and (line.commit, line.seeds) != (commit, seeds):
+                    found = f"{path} is of {line.commit} with {line.seeds} seeds"
+                    raise OtherCommit(f"{found}: check that out, or name another file")
+                self._take(line)
+        else:
+            self._add(_Line(commit=commit, seeds=seeds))
 
     def _take(self, line: _Line) -> None:
         if line.noticed is not None:

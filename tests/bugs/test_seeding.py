@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.bugs.__main__ import by_what, page, summary, try_all
 from tests.bugs.bug_table import ROOT, TABLE, Bug, bugs, remember
 from tests.bugs.probes import by_file, insert, take_met
-from tests.bugs.results_file import ResultsFile
+from tests.bugs.results_file import OtherCommit, ResultsFile
 from tests.bugs.seeding import Noticed, Tree, drawn
 
 ALWAYS = Bug(
@@ -84,11 +84,14 @@ def test_the_seeds_that_found_bugs_are_remembered(tmp_path: Path) -> None:
 
 def test_a_run_continues_what_the_one_before_found(tmp_path: Path) -> None:
     path = tmp_path / "results"
-    first = ResultsFile(path)
+    first = ResultsFile(path, "abc", 300)
     first.add_met({"a": (1, 2), "b": ()})
     first.add(Noticed(bug="a", seeds=9, unit="tests/x.py::test_y"))
     first.add(Noticed(bug="a", seeds=9, fuzz=("I1",)))
-    again = ResultsFile(path)
+    for other in (("abd", 300), ("abc", 60)):
+        with pytest.raises(OtherCommit, match="is of abc with 300 seeds: check that out"):
+            ResultsFile(path, *other)
+    again = ResultsFile(path, "abc", 300)
     assert again.met == {"a": (1, 2), "b": ()} and again.noticed == first.noticed
     again.add(Noticed(bug="none"))
     assert not list(try_all([NEVER], 1, 300, True, again)), "it has a result"
