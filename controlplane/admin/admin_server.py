@@ -23,7 +23,8 @@ from relume.controlplane.admin.route_table import PUBLIC, Route, routes
 from relume.controlplane.incidents.incidents_api import IncidentsApi
 from relume.controlplane.replica.loop import Replica
 from relume.controlplane.serve_settings import ServeConfig, check
-from relume.controlplane.telemetry.metrics_page import CONTENT_TYPE, Metrics
+from relume.controlplane.telemetry.metrics_api import MetricsApi
+from relume.controlplane.telemetry.metrics_page import Metrics
 from relume.controlplane.ui.live_moments import LiveMoments
 from relume.controlplane.ui.moment_feed import MomentFeed
 from relume.controlplane.ui.ui_api import UiApi
@@ -69,7 +70,7 @@ class AdminServer:
             ChangesApi(replica, self.commands),
             UiApi(self.feed, fleet, self.history),
             self._openapi,
-            self._metrics,
+            MetricsApi(replica, self.metrics),
         )
         self._document = openapi.document(self.routes, _version())
         self._runner: web.AppRunner | None = None
@@ -119,9 +120,6 @@ class AdminServer:
 
     async def _openapi(self, request: web.Request) -> dict[str, Any]:
         return self._document
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self.metrics.page(), headers={"Content-Type": CONTENT_TYPE})
 
     def _handler(self, route: Route):
         async def handle(request: web.Request) -> web.StreamResponse:

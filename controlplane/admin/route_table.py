@@ -16,6 +16,7 @@ from relume.controlplane.admin.fleet_api import FleetApi
 from relume.controlplane.incidents.incident import Incident
 from relume.controlplane.incidents.incidents_api import IncidentList, IncidentsApi
 from relume.controlplane.replay.story import Story
+from relume.controlplane.telemetry.metrics_api import MetricsApi
 from relume.controlplane.ui.moment import Moment
 from relume.controlplane.ui.static_files import StaticFiles
 from relume.controlplane.ui.ui_api import UiApi
@@ -95,7 +96,7 @@ def routes(
     changes: ChangesApi,
     ui: UiApi,
     openapi: Handler,
-    metrics: Handler,
+    metrics: MetricsApi,
 ) -> tuple[Route, ...]:
     """Every route of the admin port."""
 
@@ -275,9 +276,17 @@ def routes(
         Route(
             method="GET",
             path="/metrics",
-            handler=metrics,
+            handler=metrics.own,
             role="viewer",
             summary="Prometheus metrics",
+            text="text/plain",
+        ),
+        Route(
+            method="GET",
+            path="/metrics/engines",
+            handler=metrics.engines,
+            role="viewer",
+            summary="Prometheus metrics of the engines, with the label worker",
             text="text/plain",
         ),
         Route(

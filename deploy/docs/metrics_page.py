@@ -16,6 +16,10 @@ Scope says how to combine replicas. `replica`: a replica counts only its own wor
 `fleet`: every replica reports the same; take the maximum over replicas. A histogram also has the
 series `_bucket`, `_sum` and `_count`.
 
+`/metrics/engines` has what the engines' own `/metrics` say, with the label `worker`, and
+`relume_engine_scraped`: 1 for an engine that answered. One replica is enough: each asks every engine.
+Dashboards for Grafana are in `deploy/grafana/`.
+
 | Metric | Kind | Labels | Unit | Scope | Meaning |
 |---|---|---|---|---|---|
 """

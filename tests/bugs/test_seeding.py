@@ -88,7 +88,7 @@ def test_a_run_continues_what_the_one_before_found(tmp_path: Path) -> None:
     first.add_met({"a": (1, 2), "b": ()})
     first.add(Noticed(bug="a", seeds=9, unit="tests/x.py::test_y"))
     first.add(Noticed(bug="a", seeds=9, fuzz=("I1",)))
-    for other in (("abd", 300), ("abc", 60)):
+    for other in (("f00", 300), ("abc", 60)):
         with pytest.raises(OtherCommit, match="is of abc with 300 seeds: check that out"):
             ResultsFile(path, *other)
     again = ResultsFile(path, "abc", 300)

@@ -89,5 +89,6 @@ def test_the_scrape_configuration_is_one(promtool: str, tmp_path: Path) -> None:
     path.write_text(text.replace("/etc/relume/viewer-token", str(tmp_path / "viewer-token")))
     done = subprocess.run([promtool, "check", "config", str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (scrape,) = yaml.safe_load(text)["scrape_configs"]
-    assert scrape["job_name"] == REPLACED["$job"]
+    own, engines = yaml.safe_load(text)["scrape_configs"]
+    assert own["job_name"] == REPLACED["$job"] and own["metrics_path"] == "/metrics"
+    assert engines["metrics_path"] == "/metrics/engines"

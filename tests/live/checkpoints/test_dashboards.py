@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a fleet, and every panel of the dashboards shows something."""
+"""A real Prometheus scrapes a fleet and its engines, and every panel of the dashboards shows something."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def prometheus(scene: Scene, path: Path) -> Iterator[str]:
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(DEPLOY / "prometheus/relume-rules.yaml")],
-        "scrape_configs": [scrape],
+        "scrape_configs": [
+            scrape,
+            {**scrape, "job_name": "relume-engines", "metrics_path": "/metrics/engines"},
+        ],
     }
     (path / "prometheus.json").write_text(json.dumps(config))
     address = f"127.0.0.1:{free_port()}"
@@ -89,6 +92,11 @@ async def test_every_panel_of_the_dashboards_shows_something(
             await scene.until_ready("w0", 2)
             await scene.streams(6, 120, "last", padding=padding("last"))
             await shown(url)
+            async with aiohttp.ClientSession() as session:
+                asked = {"query": "count by (worker) (vllm:num_requests_running)"}
+                async with session.get(url, params=asked) as answer:
+                    found = (await answer.json())["data"]["result"]
+            assert {series["metric"]["worker"] for series in found} == {"w0", "w1", "w2"}
 
 
 async def shown(url: str) -> None:
