@@ -16,9 +16,10 @@ from relume.chaos.sim.etcd.stubs import Form, SimClient
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from relume.events import vocabulary as v
+from relume.events.etcd.client.watch import Watch
 from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.errors import CallFailed
-from relume.events.etcd.keys import Keys
+from relume.events.etcd.keys import Keys, after_prefix
 from relume.events.etcd.writer.appends import Append, Shape
 from relume.events.etcd.writer.ownership import Tail
 from relume.events.log.codec import decode_all
@@ -600,3 +601,31 @@ def test_the_damaged_end_of_a_spool_is_left_out_and_what_was_synced_before_lands
     w.chain()
     found = ticks(w.events())
     assert found == list(range(len(found))) and least <= len(found) <= most
+
+
+def test_a_watch_that_reconnects_shows_each_revision_once(world):
+    w = world()
+    shown = []
+
+    async def watch(process):
+        keys = Keys("/relume/v1")
+        end = after_prefix(keys.root)
+        async for revision, _ in Watch(w.etcd.log(process).client, keys.root, end, 0).revisions():
+            shown.append(revision)
+
+    async def work(process):
+        watching = process.spawn(watch(process))
+        async with w.etcd.writer("r.r0", process) as writer:
+            for number in range(40):
+                writer.append(v.Tick(number, 0))
+                if number % 10 == 9:
+                    w.etcd.kill("e0")
+                    w.loop.call_later(1, w.etcd.start, "e0")
+                await asyncio.sleep(0.3)
+            await writer.flush(30)
+        await asyncio.sleep(20)
+        watching.cancel()
+
+    w.run("r0", work)
+    assert shown == sorted(set(shown)), "each once, in order"
+    assert {group.revision for group in w.etcd.groups()} <= set(shown)
