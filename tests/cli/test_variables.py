@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from relume.controlplane.cli import relume_command
 from relume.controlplane.cli.doctor import Finding
@@ -82,11 +83,15 @@ def test_the_doctor_names_them(
 def test_a_replica_and_an_agent_name_them_when_they_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    """The set-up of a process's log lines would outlast the test."""
     monkeypatch.setenv("RELUME_API_KEY", "k")
+    monkeypatch.setattr("relume.controlplane.telemetry.logs.setup_logging", lambda *_: None)
     monkeypatch.setattr("relume.controlplane.replica.serve.main", lambda _: 0)
-    assert relume_command.main(["serve", "--log-format", "json"]) == 0
-    said = "".join(capsys.readouterr())
-    assert "unknown_variable" in said and "did you mean RELUME_API_KEYS?" in said
+    with capture_logs() as lines:
+        assert relume_command.main(["serve"]) == 0
+    (line,) = lines
+    assert (line["event"], line["name"]) == ("unknown_variable", "RELUME_API_KEY")
+    assert line["remedy"] == "did you mean RELUME_API_KEYS?"
 
     async def nothing(*_: Any) -> None:
         return
