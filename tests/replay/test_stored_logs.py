@@ -30,6 +30,7 @@ from relume.policies.liveness import overdue, stall
 from relume.policies.migration import moves
 from relume.policies.rollout import rollout_steps
 from relume.policies.routing import choose_worker
+from relume.policies.state.fleet import Worker
 from relume.policies.state.lifecycles import stream_resumption
 from relume.policies.weights import comparison
 from tests.replay import frozen
@@ -160,8 +161,8 @@ def lenient(old: Callable[..., bool]) -> Callable[..., bool]:
     return lambda *_: True
 
 
-def unpriced(old: Callable[..., int]) -> Callable[..., int]:
-    return lambda *_: 100
+def unpriced(_: property) -> property:
+    return property(lambda worker: 100)
 
 
 def lonely(old: Callable[..., set[str]]) -> Callable[..., set[str]]:
@@ -242,7 +243,7 @@ ALTERED: dict[str, tuple[Any, str, Any, str]] = {
     "silence without an answer": (overdue, "bound_us", hasty, "out-of-reach"),
     "what a step may take": (stall, "STRETCH", 10_000, "hangs"),
     "slow workers": ("health.pace", "SLOW_TICKS", 2, "breaker"),
-    "turns of a suspect": ("routing.choose_worker", "_price_percent", unpriced, "slow-steps"),
+    "turns of a suspect": (Worker, "price_percent", unpriced, "slow-steps"),
     "what is usual of steps": ("health.pace", "ENOUGH_MEASURES", 99, "slow-steps"),
     "guard of wrong results": (judgement.Review, "_withheld_of", by_total, "wrong-beside-errors"),
     "return to a drained worker": (choose_worker, "_may_return", forgiving, "unhealthy-drained"),
