@@ -34,7 +34,7 @@ DECISION_VERSIONS: dict[str, int] = {
     "overdue": 5,
     "leader": 3,
     "detail": 1,
-    "health": 15,
+    "health": 16,
     "cross_check": 2,
     "degradation": 1,
     "spares": 2,

@@ -303,11 +303,12 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     config = review.config
     if all_know(fleet, 5):
         fade_overheads(fleet, event.number)
-    for name, percent in _paces(fleet, review).items():
+    steady = all_living_know(fleet, pace.STEADY_VERSION)
+    for name, percent in _paces(fleet, review, steady).items():
         worker = fleet.workers[name]
         if percent >= config.slow_percent > 0 or not isinstance(worker.health, UnsetType):
             if (known := health_of(fleet, worker)) is not None:
-                pace.note(known, percent, event.number, config)
+                pace.note(known, percent, event.number, config, steady=steady)
     for worker in fleet.workers.values():
         health = worker.health
         if isinstance(health, UnsetType):
@@ -320,12 +321,12 @@ def _on_tick(fleet: Fleet, stream: str, epoch: int, event: v.Tick) -> None:
     review_all(fleet, review)
 
 
-def _paces(fleet: Fleet, review: Review) -> dict[str, int]:
+def _paces(fleet: Fleet, review: Review, steady: bool) -> dict[str, int]:
     """The pace of each worker, by the version that every replica knows."""
     if not review.by_pace:
         return {}
     if all_living_know(fleet, pace.VERSION):
-        return pace.measured(fleet, review.config)
+        return pace.measured(fleet, review.config, pace.PRIOR_MEASURES if steady else 0.0)
     for worker in fleet.workers.values():
         worker.decode_steps = UNSET
     return pace_v14.measured(fleet, all_know(fleet, 3))

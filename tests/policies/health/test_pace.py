@@ -17,7 +17,7 @@ from tests.policies.health.led_fleet import LedFleet, folded_again
 from tests.policies.story import MODEL, died, engine_step, replica_started, started
 
 CONFIG = HealthConfig(hold_ticks=8, longest_ticks=64, window_ticks=20)
-VERSIONS = (14, DECISION_VERSIONS["health"])
+VERSIONS = (14, 15, DECISION_VERSIONS["health"])
 of_each_version = pytest.mark.parametrize("version", VERSIONS)
 
 
@@ -81,6 +81,21 @@ def test_a_worker_whose_decode_steps_are_slow_beside_its_peers_is_a_suspect_in_t
     assert fleet.state() == HealthState.SUSPECT
     decodes(fleet, {"w0": 11_000})
     assert fleet.state() == HealthState.HEALTHY
+
+
+@pytest.mark.parametrize(("version", "states"), [(15, "hhhhh"), (16, "hhhsh")])
+def test_a_measure_just_below_the_limit_ends_no_row_of_slow_ones(version: int, states: str) -> None:
+    """Nor does it count; one well below the limit ends the row."""
+    fleet = LedFleet(config=CONFIG, version=version)
+    known(fleet)
+    found = ""
+    for us in (20_000, 15_000, 12_400, 15_000, 9_000):
+        decodes(fleet, {"w0": us, "w1": 5_000, "w2": 5_000})
+        found += fleet.state()[0]
+    for us in (15_000, 15_000, 9_000, 15_000, 12_400, 12_400, 15_000):
+        decodes(fleet, {"w0": us, "w1": 5_000, "w2": 5_000})
+        assert fleet.state() == HealthState.HEALTHY
+    assert found == states
 
 
 @of_each_version
@@ -152,7 +167,7 @@ def test_decode_steps_count_without_waits_and_without_those_that_compute_prompts
 def test_the_usual_time_is_learnt_and_a_slow_worker_with_a_large_batch_does_not_change_it() -> None:
     """It has most of the requests, so its steps are the only ones of that size."""
     fleet = LedFleet(workers=2, config=CONFIG)
-    for batch in (1, 2, 1, 3, 2):
+    for batch in (1, 2, 1, 3, 2) * 32:
         for name in ("w0", "w1"):
             steps(fleet, name, 10, 1000 + 50 * batch, batch=batch)
         fleet.ticks(1)
@@ -182,6 +197,43 @@ def test_a_slow_worker_of_a_class_that_has_just_begun_is_found() -> None:
         steps(fleet, "w0", 10, 5000)
         fleet.ticks(1)
         assert fleet.state() == state
+
+
+@pytest.mark.parametrize(("version", "states"), [(15, "hhhhhhhh"), (16, "hhhhhhss")])
+def test_first_measures_that_differ_by_chance_do_not_hide_a_slow_worker(
+    version: int, states: str
+) -> None:
+    """Microseconds, requests and context of steps on a busy host: four measures of a young class, then
+    w1 takes three to four times as long, and has most of the requests."""
+    fleet = LedFleet(workers=2, config=CONFIG, version=version)
+    measures = [
+        ((5103, 3, 378), (6696, 5, 608)), ((6152, 3, 365), (6729, 5, 589)),
+        ((7405, 4, 506), (6783, 4, 456)), ((6723, 5, 549), (6122, 3, 421)),
+        ((7953, 4, 470), (23_487, 4, 369)), ((5977, 2, 304), (20_410, 6, 646)),
+        ((6247, 1, 135), (26_405, 7, 944)), ((7131, 3, 369), (23_742, 5, 591)),
+    ]  # fmt: skip
+    found = ""
+    for of_both in measures:
+        for name, (us, batch, context) in zip(("w0", "w1"), of_both, strict=True):
+            steps(fleet, name, 10, us, batch=batch, sum_context=context)
+        fleet.ticks(1)
+        found += fleet.state("w1")[0]
+    assert found == states
+    assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
+
+
+@pytest.mark.parametrize("batches", [(1, 100), (100, 1), (16, 256), (256, 16)])
+@pytest.mark.parametrize("of_one", [10, 50, 100])
+def test_batches_far_apart_make_no_worker_of_a_young_class_slow(
+    batches: tuple[int, int], of_one: int
+) -> None:
+    """Each request makes a step longer, by so many microseconds, and one worker has many."""
+    fleet = LedFleet(workers=2, config=CONFIG)
+    for _ in range(30):
+        for name, batch in zip(("w0", "w1"), batches, strict=True):
+            steps(fleet, name, 10, 1000 + of_one * batch, batch=batch)
+        fleet.ticks(1)
+    assert fleet.decisions == []
 
 
 def test_one_very_long_step_does_not_count() -> None:
@@ -236,7 +288,7 @@ def test_until_every_replica_knows_it_the_older_measure_decides() -> None:
     fleet.tell("r.r1", replica_started("r1", settings=old))
     fleet.ticks(1)
     assert worker.decode_steps is UNSET and isinstance(worker.pace, StepPace)
-    assert pace.VERSION == DECISION_VERSIONS["health"]
+    assert pace.STEADY_VERSION == DECISION_VERSIONS["health"]
 
 
 # --- the measure of older logs ---------------------------------------------------------
