@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from deploy.docs import (
     admin_page,
     benchmarks_page,
-    dashboards,
     events_page,
     metrics_page,
     promises_page,
     settings_page,
 )
+from deploy.docs.monitoring import grafana_model
+from deploy.docs.monitoring.dashboard_panels import DASHBOARDS
 from deploy.docs.site import CHECKOUT
 
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -26,10 +27,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/admin-api.md": admin_page.page,
     "docs/operations/settings.md": settings_page.page,
     "docs/operations/metrics.md": metrics_page.page,
-    **{
-        f"deploy/grafana/dashboards/{name}.json": dashboards.page(name)
-        for name in dashboards.DASHBOARDS
-    },
+    **{f"deploy/grafana/dashboards/{name}.json": grafana_model.page(name) for name in DASHBOARDS},
 }
 
 

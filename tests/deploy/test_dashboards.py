@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.docs.dashboards import DASHBOARDS, Panel, dashboard
+from deploy.docs.monitoring.dashboard_panels import DASHBOARDS, Panel
+from deploy.docs.monitoring.grafana_model import dashboard
 from relume.controlplane.telemetry.metric_table import FLEET, HISTOGRAM, TABLE, Metric
 from tests.deploy.test_alerts import DEPLOY, promtool  # noqa: F401  a fixture
 

@@ -1,4 +1,4 @@
-"""deploy/grafana/dashboards/*.json: Grafana's dashboards, from the tables below.
+"""The table of dashboards: which panels each has, and what each panel asks Prometheus.
 
 A query of a metric with scope `fleet` takes the maximum over replicas, which all report the same; one with
 scope `replica` sums what each replica did (docs/operations/metrics.md).
@@ -6,9 +6,7 @@ scope `replica` sums what each replica did (docs/operations/metrics.md).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 RATE = "[$__rate_interval]"
 JOB = '{job="$job"}'
@@ -34,10 +32,10 @@ class Dashboard(NamedTuple):
     rows: dict[str, tuple[Panel, ...]]
 
 
-def fleet(metric: str, *by: str, where: str = "") -> str:
+def fleet(metric: str, *by: str) -> str:
     """A gauge that every replica reports alike."""
     labels = f" by ({', '.join(by)})" if by else ""
-    return f"max{labels} (relume_{metric}{_selected(where)})"
+    return f"max{labels} (relume_{metric}{JOB})"
 
 
 def fleet_rate(metric: str, *by: str) -> str:
@@ -69,10 +67,6 @@ def quantiles(metric: str, *by: str) -> tuple[tuple[str, str], ...]:
         )
         for part in (0.5, 0.95, 0.99)
     )
-
-
-def _selected(where: str) -> str:
-    return '{job="$job", ' + where + "}" if where else JOB
 
 
 WORKER = "{{worker}}"
@@ -480,87 +474,3 @@ DASHBOARDS: dict[str, Dashboard] = {
         },
     ),
 }
-
-
-def _panel(number: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
-    source = {"type": "prometheus", "uid": "${datasource}"}
-    about = ". ".join(
-        filter(None, (panel.about.rstrip("."), panel.when and f"Empty until {panel.when}"))
-    )
-    return {
-        "id": number,
-        "title": panel.title,
-        "description": about,
-        "type": panel.kind,
-        "datasource": source,
-        "gridPos": {"x": x, "y": y, "w": 8, "h": 8},
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
-        "options": {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True}},
-        "targets": [
-            {
-                "refId": chr(ord("A") + at),
-                "datasource": source,
-                "expr": expr,
-                "legendFormat": legend,
-            }
-            for at, (expr, legend) in enumerate(panel.queries)
-        ],
-    }
-
-
-def _variables() -> list[dict[str, Any]]:
-    return [
-        {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
-        {
-            "name": "job",
-            "label": "Job",
-            "type": "query",
-            "datasource": {"type": "prometheus", "uid": "${datasource}"},
-            "query": {"query": "label_values(relume_leader, job)", "refId": "job"},
-            "refresh": 2,
-        },
-    ]
-
-
-def dashboard(name: str) -> dict[str, Any]:
-    """The JSON model of Grafana (schema 39) of one of `DASHBOARDS`."""
-    given = DASHBOARDS[name]
-    panels: list[dict[str, Any]] = []
-    y = 0
-    for row, members in given.rows.items():
-        panels.append(
-            {
-                "id": len(panels) + 1, "title": row, "type": "row", "collapsed": False, "panels": [],
-                "gridPos": {"x": 0, "y": y, "w": 24, "h": 1},
-            }
-        )  # fmt: skip
-        y += 1
-        for at, panel in enumerate(members):
-            panels.append(_panel(len(panels) + 1, panel, at % 3 * 8, y + at // 3 * 8))
-        y += (len(members) + 2) // 3 * 8
-    return {
-        "uid": f"relume-{name}",
-        "title": given.title,
-        "description": given.about,
-        "tags": ["relume"],
-        "schemaVersion": 39,
-        "editable": True,
-        "refresh": "10s",
-        "time": {"from": "now-30m", "to": "now"},
-        "templating": {"list": _variables()},
-        "links": [
-            {
-                "title": "Relume",
-                "type": "dashboards",
-                "tags": ["relume"],
-                "asDropdown": True,
-                "keepTime": True,
-            }
-        ],
-        "panels": panels,
-    }
-
-
-def page(name: str) -> Callable[[], str]:
-    """What writes the file of that name."""
-    return lambda: json.dumps(dashboard(name), indent=1) + "\n"
