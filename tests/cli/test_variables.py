@@ -39,7 +39,7 @@ def test_all_that_programs_read_are_known_and_no_others() -> None:
     assert read_elsewhere == OTHERS
 
 
-def test_what_is_close_to_a_name_is_told_from_what_is_none() -> None:
+def test_an_unknown_variable_gets_the_closest_name_if_one_is_close() -> None:
     given = ("RELUME_API_KEY", "RELUME_LEASE_TTL", "RELUME_ZZ", "RELUME_API_KEYS", "HOME")
     assert unknown(dict.fromkeys(given, "1")) == {
         "RELUME_API_KEY": "RELUME_API_KEYS",
@@ -48,7 +48,7 @@ def test_what_is_close_to_a_name_is_told_from_what_is_none() -> None:
     }
 
 
-def test_those_of_kubernetes_are_nobodys_mistake() -> None:
+def test_variables_that_kubernetes_sets_are_not_unknown() -> None:
     services = {
         "RELUME_SERVICE_HOST": "10.0.0.1",
         "RELUME_CONTROL_SERVICE_PORT_ADMIN": "8001",

@@ -17,7 +17,7 @@ from relume.engine_shim.agent.agent_config import parse
 
 
 class Server:
-    """Answers GET /v1/models with `body`, to whom has the key."""
+    """Answers GET /v1/models with `body`, or with 401 if `key` is set and the request lacks it."""
 
     def __init__(self) -> None:
         self.body: bytes = b""

@@ -1,4 +1,4 @@
-"""Web pages of other origins: what a browser is told, with and without allowed origins."""
+"""Web pages of other origins: which headers an answer has for them, with and without allowed origins."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tests.gateway.client_requests import stream_body, text_body
 TEXT = "/v1/completions"
 PAGE = "https://chat.example.org"
 ALLOWED = "access-control-allow-origin"
-ASKS = (
+PREFLIGHT = (
     f"origin: {PAGE}\r\naccess-control-request-method: POST\r\n"
     "access-control-request-headers: authorization,content-type\r\n"
 )
 KEY = f"origin: {PAGE}\r\nauthorization: Bearer k\r\n"
 
 
-async def test_an_allowed_page_asks_and_is_answered(rig: Any) -> None:
+async def test_an_allowed_page_gets_its_preflight_and_its_answers(rig: Any) -> None:
     async with rig(allowed_origins=frozenset({PAGE}), api_keys=frozenset({"k"})) as r:
-        asked = await r.ask(TEXT, method="OPTIONS", headers=ASKS)
-        assert asked.status == 204, "a browser sends no key with this question"
-        assert asked.headers[ALLOWED] == PAGE
-        assert asked.headers["access-control-allow-methods"] == "POST, OPTIONS"
-        assert asked.headers["access-control-allow-headers"] == "authorization,content-type"
-        assert int(asked.headers["access-control-max-age"]) > 0
+        preflight = await r.ask(TEXT, method="OPTIONS", headers=PREFLIGHT)
+        assert preflight.status == 204, "a browser sends no key with this question"
+        assert preflight.headers[ALLOWED] == PAGE
+        assert preflight.headers["access-control-allow-methods"] == "POST, OPTIONS"
+        assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
+        assert int(preflight.headers["access-control-max-age"]) > 0
         for body in (text_body(), stream_body()):
             answer = await r.ask(TEXT, body, headers=KEY)
             assert (answer.status, answer.headers[ALLOWED]) == (200, PAGE)
@@ -38,7 +38,7 @@ async def test_an_allowed_page_asks_and_is_answered(rig: Any) -> None:
 
 
 async def test_no_other_page_is_allowed_anything(rig: Any) -> None:
-    other = ASKS.replace("chat.", "evil.")
+    other = PREFLIGHT.replace("chat.", "evil.")
     async with rig(allowed_origins=frozenset({PAGE}), api_keys=frozenset({"k"})) as r:
         assert (await r.ask(TEXT, method="OPTIONS", headers=other)).status == 401
         answer = await r.ask(TEXT, text_body(), headers=KEY.replace("chat.", "evil."))
@@ -50,26 +50,26 @@ async def test_no_other_page_is_allowed_anything(rig: Any) -> None:
 
 async def test_without_allowed_origins_no_answer_has_such_headers(rig: Any) -> None:
     async with rig() as r:
-        asked = await r.ask(TEXT, method="OPTIONS", headers=ASKS)
+        preflight = await r.ask(TEXT, method="OPTIONS", headers=PREFLIGHT)
         answer = await r.ask(TEXT, text_body(), headers=KEY)
-    for one in (asked, answer):
+    for one in (preflight, answer):
         assert not [name for name in one.headers if name.startswith("access-control")]
 
 
 async def test_any_page(rig: Any) -> None:
     async with rig(allowed_origins=frozenset("*")) as r:
-        asked = await r.ask(TEXT, method="OPTIONS", headers=ASKS)
+        preflight = await r.ask(TEXT, method="OPTIONS", headers=PREFLIGHT)
         models = await r.ask("/v1/models", method="GET", headers=f"origin: {PAGE}\r\n")
         missing = await r.ask("/v1/nothing", b"{}", headers=f"origin: {PAGE}\r\n")
-    assert [one.headers[ALLOWED] for one in (asked, models, missing)] == ["*"] * 3
+    assert [one.headers[ALLOWED] for one in (preflight, models, missing)] == ["*"] * 3
     assert "vary" not in models.headers
 
 
 async def test_names_of_headers_that_are_none_are_not_repeated(rig: Any) -> None:
-    bad = ASKS.replace("authorization,content-type", "x: y; <b>")
+    bad = PREFLIGHT.replace("authorization,content-type", "x: y; <b>")
     async with rig(allowed_origins=frozenset("*")) as r:
-        asked = await r.ask(TEXT, method="OPTIONS", headers=bad)
-    assert asked.status == 204 and "access-control-allow-headers" not in asked.headers
+        preflight = await r.ask(TEXT, method="OPTIONS", headers=bad)
+    assert preflight.status == 204 and "access-control-allow-headers" not in preflight.headers
 
 
 @pytest.mark.parametrize(

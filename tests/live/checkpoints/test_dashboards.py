@@ -93,8 +93,8 @@ async def test_every_panel_of_the_dashboards_shows_something(
             await scene.streams(6, 120, "last", padding=padding("last"))
             await shown(url)
             async with aiohttp.ClientSession() as session:
-                asked = {"query": "count by (worker) (vllm:num_requests_running)"}
-                async with session.get(url, params=asked) as answer:
+                query = {"query": "count by (worker) (vllm:num_requests_running)"}
+                async with session.get(url, params=query) as answer:
                     found = (await answer.json())["data"]["result"]
             assert {series["metric"]["worker"] for series in found} == {"w0", "w1", "w2"}
 
@@ -105,12 +105,12 @@ async def shown(url: str) -> None:
     async with aiohttp.ClientSession() as session:
         for panel in PANELS:
             for expr, _ in panel.queries:
-                asked = expr.replace("$__rate_interval", "2m").replace("$job", "relume")
+                query = expr.replace("$__rate_interval", "2m").replace("$job", "relume")
                 while True:
-                    async with session.get(url, params={"query": asked}) as answer:
+                    async with session.get(url, params={"query": query}) as answer:
                         assert answer.status == 200, f"{panel.title}: {await answer.text()}"
                         found = (await answer.json())["data"]["result"]
                     if found or (panel.when and panel.title not in SEEN):
                         break
-                    assert time.monotonic() < deadline, f"{panel.title} is empty: {asked}"
+                    assert time.monotonic() < deadline, f"{panel.title} is empty: {query}"
                     await asyncio.sleep(0.5)
