@@ -1,6 +1,6 @@
 """A full disk: which errors mean it, and output that survives it. No caller waits for a log line,
-so a failed write of one must not stop the process. This module opens nothing; the caller passes the
-stream.
+so a failed write of one must end neither the process nor a request. This module opens nothing; the
+caller passes the stream.
 """
 
 from __future__ import annotations
@@ -21,24 +21,30 @@ def is_full(error: BaseException) -> bool:
 class SteadyOutput:
     """Lines to `stream`; one that cannot be written is counted instead of raised.
 
-    The first line that can be written again is preceded by what `told(count)` makes of the
-    number of those that could not (which the stream's own buffer may hold all the same).
+    `describe(count)` makes a line of the number of lines that could not be written. It precedes the
+    first line that can be written again (the stream's own buffer may hold the others all the same).
+    `stream` is None in a process that was started without one, as by `2>&-`.
     """
 
-    def __init__(self, stream: TextIO, describe: Callable[[int], str] = lambda count: "") -> None:
+    def __init__(
+        self, stream: TextIO | None, describe: Callable[[int], str] = lambda count: ""
+    ) -> None:
         self._stream = stream
         self._describe = describe
         self.refused = 0
 
     def write(self, text: str) -> int:
-        """Write and flush. Raises nothing that a disk or a closed pipe could cause."""
+        """Write and flush. Raises nothing that a disk, a closed pipe or a closed stream could cause."""
+        if self._stream is None:
+            self.refused += 1
+            return len(text)
         try:
             if self.refused and (note := self._describe(self.refused)):
                 self._stream.write(note)
                 self._stream.flush()
             self._stream.write(text)
             self._stream.flush()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: the stream is closed, or cannot encode the text
             self.refused += 1
         else:
             self.refused = 0
@@ -49,4 +55,4 @@ class SteadyOutput:
 
     def isatty(self) -> bool:
         """Whether people read it as it comes."""
-        return self._stream.isatty()
+        return self._stream is not None and not self._stream.closed and self._stream.isatty()

@@ -16,15 +16,6 @@ from tests.admin.scene import Scene
 from tests.full_disk import full_disk
 
 
-@pytest.fixture
-def fresh_logging():
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:], root.level = before[0], before[1]
-
-
 def test_log_lines_are_json_with_what_they_are_about(fresh_logging):
     out = io.StringIO()
     setup_logging("info", "json", out)
@@ -52,6 +43,26 @@ def test_lines_that_a_full_disk_refuses_raise_nothing_and_are_counted(fresh_logg
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [line["event"] for line in lines[-2:]] == ["log_lines_refused", "after"]
     assert lines[-2]["lines"] == 6
+
+
+@pytest.mark.parametrize("form", ["json", "console", "auto"])
+def test_a_closed_stream_of_the_log_raises_nothing(fresh_logging, tmp_path, form):
+    out = (tmp_path / "log").open("w")
+    setup_logging("info", form, out)
+    out.close()
+    for _ in range(2):
+        structlog.get_logger("relume.test").error("after the end")
+        logging.getLogger("library").error("theirs")
+    setup_logging("info", form, out)
+    structlog.get_logger("relume.test").error("set up after the end")
+
+
+@pytest.mark.parametrize("form", ["json", "console", "auto"])
+def test_a_process_without_stderr_logs_nothing_and_raises_nothing(fresh_logging, monkeypatch, form):
+    monkeypatch.setattr("sys.stderr", None)
+    setup_logging("info", form)
+    structlog.get_logger("relume.test").error("unseen")
+    logging.getLogger("library").error("theirs")
 
 
 def test_spans_find_room_whole_or_not_at_all(tmp_path):

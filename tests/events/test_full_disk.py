@@ -194,3 +194,21 @@ def test_lines_are_counted_where_they_cannot_be_written(tmp_path: Path) -> None:
         assert output.refused == 0
     lines = path.read_text().splitlines()
     assert lines[0] == "before" and lines[-3:] == ["3 refused", "after", "later"]
+
+
+def test_a_closed_or_missing_stream_costs_the_lines_alone(tmp_path: Path) -> None:
+    closed = (tmp_path / "log").open("w")
+    closed.close()
+    for stream in (closed, None):
+        output = SteadyOutput(stream, lambda count: f"{count} refused\n")
+        assert output.write("one\n") == output.write("two\n") == 4
+        assert output.refused == 2 and not output.isatty()
+
+
+def test_a_text_that_the_stream_cannot_encode_costs_that_line_alone(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w", encoding="ascii") as stream:
+        output = SteadyOutput(stream, lambda count: f"{count} refused\n")
+        output.write("größe\n")
+        output.write("after\n")
+    assert path.read_text().splitlines() == ["1 refused", "after"]

@@ -7,8 +7,11 @@ from collections import defaultdict
 
 import openai
 import pytest
+import structlog
 
+from relume.controlplane.gateway import endpoint
 from relume.controlplane.stream import error_codes
+from relume.controlplane.telemetry.logs import setup_logging
 from relume.events.log.errors import LogUnavailable
 from tests.gateway.client_requests import CHAT, TEXT, chat_body, ends_as_vllm, text_body, until
 from tests.gateway.peers import Behaviour, expected_stream, raw_response
@@ -378,3 +381,23 @@ async def test_a_request_that_the_log_does_not_take_is_503_log_unavailable(rig, 
             True,
         )
         assert not r.scheduler.endings()
+
+
+async def test_a_closed_stream_of_the_process_s_log_costs_no_request_its_answer(
+    rig, fresh_logging, monkeypatch, tmp_path
+):
+    """The line says that the event log refused the request."""
+
+    def unwritable(arrival):
+        raise LogUnavailable("away")
+
+    out = (tmp_path / "log").open("w")
+    setup_logging("info", "json", out)
+    monkeypatch.setattr(endpoint, "log", structlog.get_logger("relume.gateway"))
+    out.close()
+    async with rig(engines=1) as r:
+        arrived, r.scheduler.arrived = r.scheduler.arrived, unwritable
+        answer = await r.ask(TEXT, text_body())
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "log_unavailable")
+        r.scheduler.arrived = arrived
+        assert (await r.ask(TEXT, text_body())).status == 200
