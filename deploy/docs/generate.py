@@ -16,7 +16,7 @@ from deploy.docs import (
     promises_page,
     settings_page,
 )
-from deploy.docs.monitoring import grafana_model
+from deploy.docs.monitoring import alerts_page, grafana_model, prometheus_rules
 from deploy.docs.monitoring.dashboard_panels import DASHBOARDS
 from deploy.docs.site import CHECKOUT
 
@@ -27,6 +27,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/admin-api.md": admin_page.page,
     "docs/operations/settings.md": settings_page.page,
     "docs/operations/metrics.md": metrics_page.page,
+    "docs/operations/alerts.md": alerts_page.page,
+    "deploy/prometheus/relume-rules.yaml": prometheus_rules.page,
     **{f"deploy/grafana/dashboards/{name}.json": grafana_model.page(name) for name in DASHBOARDS},
 }
 

@@ -1,9 +1,10 @@
-"""docs/operations/metrics.md: every metric that the control plane exports."""
+"""docs/operations/metrics.md: every metric that the control plane exports, and the recorded series."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from deploy.docs.monitoring.recorded_series import RECORDED
 from relume.controlplane.telemetry.metric_table import HISTOGRAM, PREFIX, TABLE, Metric
 
 _HEAD = """\
@@ -18,10 +19,21 @@ series `_bucket`, `_sum` and `_count`.
 
 `/metrics/engines` has what the engines' own `/metrics` say, with the label `worker`, and
 `relume_engine_scraped`: 1 for an engine that answered. One replica is enough: each asks every engine.
-Dashboards for Grafana are in `deploy/grafana/`.
+Dashboards for Grafana are in `deploy/grafana/`, the rules of Prometheus in `deploy/prometheus/`: alerts
+([what to do](alerts.md)) and [recorded series](#recorded-series), which the dashboards need.
 
 | Metric | Kind | Labels | Unit | Scope | Meaning |
 |---|---|---|---|---|---|
+"""
+
+
+_RECORDED = """
+## Recorded series
+
+Prometheus computes these from `deploy/prometheus/relume-rules.yaml`.
+
+| Series | Meaning |
+|---|---|
 """
 
 
@@ -46,4 +58,6 @@ def shown_name(metric: Metric) -> str:
 
 def page() -> str:
     """The text of the page."""
-    return _HEAD + "".join(_rows())
+    meanings = {series.name: series.meaning for series in RECORDED}
+    recorded = "".join(f"| `{name}` | {meaning}. |\n" for name, meaning in meanings.items())
+    return _HEAD + "".join(_rows()) + _RECORDED + recorded

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.docs.monitoring import recorded_series
 from deploy.docs.monitoring.dashboard_panels import DASHBOARDS, Panel
 from deploy.docs.monitoring.grafana_model import dashboard
 from relume.controlplane.telemetry.metric_table import FLEET, HISTOGRAM, TABLE, Metric
 from tests.deploy.test_alerts import DEPLOY, promtool  # noqa: F401  a fixture
 
+RECORDED = {series.name for series in recorded_series.RECORDED}
 METRICS: dict[str, Metric] = {name: m for m in TABLE.values() for name in m.exported}
 PANELS: list[tuple[str, Panel]] = [
     (name, panel) for name, of in DASHBOARDS.items() for row in of.rows.values() for panel in row
@@ -34,6 +36,13 @@ def query(expr: str) -> str:
 @pytest.mark.parametrize("panel", [p for _, p in PANELS], ids=lambda panel: panel.title)
 def test_a_query_has_metrics_that_exist_and_adds_replicas_up_as_they_need(panel: Panel) -> None:
     for expr, legend in panel.queries:
+        assert 'job="$job"' in expr
+        if recorded := re.findall(r"\w+:relume_\w+:\w+", expr):
+            labels = recorded[0].partition(":")[0].split("_")
+            assert recorded[0] in RECORDED and set(re.findall(r"\{\{(\w+)\}\}", legend)) <= {
+                *labels
+            }
+            continue
         names = re.findall(r"\brelume_\w+", expr)
         assert names and set(names) <= METRICS.keys(), names
         labels = {label for name in names for label in METRICS[name].labels} | {"instance", "le"}
@@ -50,7 +59,6 @@ def test_a_query_has_metrics_that_exist_and_adds_replicas_up_as_they_need(panel:
             assert nearest == ("sum" if is_own and not own_maximum else "max"), name
             is_counter = name.endswith("_total") or metric.kind == HISTOGRAM
             assert ("rate(" in expr) == is_counter or "sum (" in expr, name
-        assert 'job="$job"' in expr
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -1,1 +1,1 @@
-"""What Prometheus and Grafana read: dashboards, from tables."""
+"""What Prometheus and Grafana read: dashboards, recording rules and alerts, from tables."""

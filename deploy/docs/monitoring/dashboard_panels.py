@@ -1,15 +1,24 @@
 """The table of dashboards: which panels each has, and what each panel asks Prometheus.
 
 A query of a metric with scope `fleet` takes the maximum over replicas, which all report the same; one with
-scope `replica` sums what each replica did (docs/operations/metrics.md).
+scope `replica` sums what each replica did (docs/operations/metrics.md). Quantiles, the share of failed
+requests and the health of workers are recorded series (deploy/prometheus/relume-rules.yaml).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from deploy.docs.monitoring.recorded_series import (
+    FAILED_RATIO,
+    HISTOGRAMS,
+    WORKER_HEALTH,
+    quantile_series,
+)
+
 RATE = "[$__rate_interval]"
 JOB = '{job="$job"}'
+QUANTILES = "Quantiles over 5 minutes."
 
 
 class Panel(NamedTuple):
@@ -56,17 +65,10 @@ def rate(metric: str, *by: str) -> str:
     return f"sum{labels} (rate(relume_{metric}{JOB}{RATE}))"
 
 
-def quantiles(metric: str, *by: str) -> tuple[tuple[str, str], ...]:
-    """Median, 95th and 99th percentile of a histogram."""
-    legend = "".join(f" {{{{{label}}}}}" for label in by)
-    labels = ", ".join(("le", *by))
-    return tuple(
-        (
-            f"histogram_quantile({part}, sum by ({labels}) (rate(relume_{metric}_bucket{JOB}{RATE})))",
-            f"p{part * 100:g}{legend}",
-        )
-        for part in (0.5, 0.95, 0.99)
-    )
+def quantiles(metric: str) -> tuple[tuple[str, str], ...]:
+    """Median, 95th and 99th percentile of a histogram, as recorded."""
+    legend = "".join(f"{{{{{label}}}}} " for label in (*HISTOGRAMS[metric], "quantile"))
+    return ((f"{quantile_series(metric)}{JOB}", legend.strip()),)
 
 
 WORKER = "{{worker}}"
@@ -89,7 +91,7 @@ DASHBOARDS: dict[str, Dashboard] = {
                     "Workers by health",
                     (
                         (
-                            f"sum by (state) ({fleet('worker_health', 'worker', 'state')})",
+                            f"sum by (state) ({WORKER_HEALTH}{JOB})",
                             "{{state}}",
                         ),
                     ),
@@ -99,7 +101,7 @@ DASHBOARDS: dict[str, Dashboard] = {
                     "Health of each worker",
                     (
                         (
-                            f"{fleet('worker_health', 'worker', 'state')} == 1",
+                            f"{WORKER_HEALTH}{JOB} == 1",
                             f"{WORKER} {{{{state}}}}",
                         ),
                     ),
@@ -115,8 +117,24 @@ DASHBOARDS: dict[str, Dashboard] = {
                     ),
                     "reqps",
                 ),
-                Panel("Time to first token", quantiles("time_to_first_token_seconds"), "s"),
-                Panel("Longest silence within a stream", quantiles("longest_gap_seconds"), "s"),
+                Panel(
+                    "Share of requests that fail",
+                    ((f"{FAILED_RATIO}{JOB}", "failed"),),
+                    "percentunit",
+                    about="Over 5 minutes.",
+                ),
+                Panel(
+                    "Time to first token",
+                    quantiles("time_to_first_token_seconds"),
+                    "s",
+                    about=QUANTILES,
+                ),
+                Panel(
+                    "Longest silence within a stream",
+                    quantiles("longest_gap_seconds"),
+                    "s",
+                    about=QUANTILES,
+                ),
                 Panel("Open requests", ((replicas("streams_live"), "open"),)),
                 Panel("Output", ((rate("output_tokens_total"), "tokens per second"),)),
                 Panel(
@@ -282,6 +300,7 @@ DASHBOARDS: dict[str, Dashboard] = {
                 Panel(
                     "Observed TTFT relative to the predicted",
                     quantiles("ttft_actual_to_predicted_ratio"),
+                    about=QUANTILES,
                 ),
                 Panel(
                     "Prompt tokens expected in prefix caches",
@@ -301,7 +320,11 @@ DASHBOARDS: dict[str, Dashboard] = {
                     when="requests wait",
                 ),
                 Panel(
-                    "Time in it", quantiles("room_wait_seconds", "tier"), "s", when="requests wait"
+                    "Time in it",
+                    quantiles("room_wait_seconds"),
+                    "s",
+                    about=QUANTILES,
+                    when="requests wait",
                 ),
                 Panel(
                     "Refusals",
