@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 
 from relume.chaos.live.processes.etcd_members import etcdctl
+from relume.chaos.live.processes.settings_flags import without_flag
 from relume.chaos.scenario.catalogue import FAULTS, applicable
 from relume.chaos.scenario.language import Commands, Disorder, Limits, Scenario
 
@@ -78,9 +79,10 @@ def obstacles(scenario: Scenario) -> tuple[str, ...]:
     if traffic.whole or traffic.resumable or traffic.unusual:
         more.append("clients other than streaming ones, which are simulated only")
     fleet = scenario.fleet
-    simulated = (fleet.disorder, fleet.limits, fleet.operator, fleet.settings)
-    if simulated != (Disorder(), Limits(), Commands(), {}):
-        more.append("a fleet with disorder, limits, operator or settings, which are simulated only")
+    if (fleet.disorder, fleet.limits, fleet.operator) != (Disorder(), Limits(), Commands()):
+        more.append("a fleet with disorder, limits or operator, which are simulated only")
+    if settings := [*without_flag(fleet.settings)]:
+        more.append(f"settings without a flag of `relume serve`: {', '.join(settings)}")
     return (*(f"{what}: {why}" for what, why in found if why), *more)
 
 

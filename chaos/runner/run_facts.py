@@ -48,7 +48,7 @@ def facts_of(run: Outcome, log: Log) -> RecordedFacts:
         away={name for _, _, name in _away(run)},
         cut_off=_cut_off(run) if run.kind == "sim" else None,
         strikes=strikes,
-        limits=limits_of(run.scenario.fleet.waiting),
+        limits=limits_of(run.scenario.fleet.settings_of("waiting")),
         late_ms=_late(run.scenario.fleet.disorder),
         report_ms=_report_ms(run),
         slowed=Slowed(

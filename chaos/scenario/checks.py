@@ -26,10 +26,7 @@ from relume.chaos.scenario.language import (
 from relume.chaos.scenario.problems import Path_
 from relume.controlplane.admin.errors import BadRequest
 from relume.controlplane.admin.settings import KNOWN, checked
-from relume.policies.admission import admission_settings
-from relume.policies.crosscheck import check_settings
-from relume.policies.degradation import degradation_settings
-from relume.policies.spares import spare_settings
+from relume.policies.recorded_settings import INTEGERS
 
 Found = tuple[Path_, str, str]
 """A place, its error, the remedy."""
@@ -91,13 +88,7 @@ def _fleet(fleet: Fleet) -> Iterator[Found]:
         yield from _known(
             fleet.hardware, classes, (*at, "hardware"), f"hardware class of {fleet.model}"
         )
-    waiting, checks = admission_settings.LIMITS, check_settings.SETTINGS.limits
-    yield from _limits(fleet.waiting, waiting, (*at, "waiting"), "limit of the admission queue")
-    yield from _limits(fleet.cross_checks, checks, (*at, "cross_checks"), "limit of cross-checks")
-    levels = degradation_settings.SETTINGS.limits
-    yield from _limits(fleet.degradation, levels, (*at, "degradation"), "limit of degradation")
-    spares = spare_settings.SETTINGS.limits
-    yield from _limits(fleet.spares, spares, (*at, "spares"), "setting of spares")
+    yield from _settings(fleet.settings, (*at, "settings"))
     yield from _simulated(fleet, at)
     if fleet.etcd % 2 == 0:
         yield (*at, "etcd"), "has an even number of members", f"give {fleet.etcd - 1}"
@@ -111,26 +102,23 @@ def _simulated(fleet: Fleet, at: Path_) -> Iterator[Found]:
     if fleet.limits.checkpoint_kb and not fleet.checkpoint_mb:
         message = "is the budget of checkpoints, and this fleet has none"
         yield (*at, "limits", "checkpoint_kb"), message, "set fleet.checkpoint_mb"
-    for name, value in fleet.settings.items():
-        where = (*at, "settings", name)
-        yield from _known(name, KNOWN, where, "setting")
-        if name in KNOWN:
-            try:
-                checked(name, value)
-            except BadRequest:
-                yield where, f"is {value!r}", f"give {KNOWN[name].expected}"
     for command in (one for group in fleet.operator.each for one in group):
         yield from _known(command, COMMANDS, (*at, "operator", "each"), "command")
 
 
-def _limits(
-    given: Mapping[str, int], known: Mapping[str, tuple[int, int, str]], path: Path_, what: str
-) -> Iterator[Found]:
-    for name, value in given.items():
-        yield from _known(name, known, path, what)
-        least, most, _ = known.get(name, (value, value, ""))
-        if not least <= value <= most:
-            yield path, f"{name}={value} is out of bounds", f"give {least} to {most}"
+def _settings(settings: Mapping[str, int | str], at: Path_) -> Iterator[Found]:
+    for name, value in settings.items():
+        yield from _known(name, KNOWN, (*at, name), "setting")
+        if name in KNOWN and not _is_allowed(name, value):
+            yield (*at, name), f"is {value!r}", f"give {KNOWN[name].expected}"
+
+
+def _is_allowed(name: str, value: int | str) -> bool:
+    try:
+        checked(name, value)
+    except BadRequest:
+        return False
+    return isinstance(value, int) == (name in INTEGERS)
 
 
 def _traffic(traffic: Traffic, folder: Path) -> Iterator[Found]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -71,12 +71,9 @@ class Fleet(_Part, frozen=True, kw_only=True):
     """Workers `w0`.. lie in domains `d0`.. in turn; control planes are `r0`.., members of etcd
     `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints.
     `checkpoint_file_mb` of files take blocks beyond that budget, regardless of their age.
-    `waiting`: limits of the control planes' admission queues that differ from the defaults.
-    `canary_s`: time between two canaries to a worker; 0: none. `cross_checks`: limits of cross-checks
-    that differ from the defaults. `degradation`: limits of degradation that differ from the defaults;
-    with any, levels act. `spares`: settings of spares that differ from the defaults. `settings`: other
-    settings of decisions that differ from the defaults, by the names that `relume settings` lists;
-    simulated only. `disorder`, `limits`, `operator`: see there."""
+    `canary_s`: time between two canaries to a worker; 0: none. `settings`: recorded settings of
+    decisions that differ from the defaults, by the names that `relume config` lists.
+    `disorder`, `limits`, `operator`: see there."""
 
     workers: Count
     model: str = "tiny"
@@ -86,11 +83,7 @@ class Fleet(_Part, frozen=True, kw_only=True):
     etcd: Annotated[int, Meta(ge=1, le=9)] = 1
     checkpoint_mb: Annotated[int, Meta(ge=0)] = 0
     checkpoint_file_mb: Annotated[int, Meta(ge=0)] = 0
-    waiting: dict[str, int] = {}
     canary_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
-    cross_checks: dict[str, int] = {}
-    degradation: dict[str, int] = {}
-    spares: dict[str, int] = {}
     settings: dict[str, int | str] = {}
     disorder: Disorder = Disorder()
     limits: Limits = Limits()
@@ -101,6 +94,14 @@ class Fleet(_Part, frozen=True, kw_only=True):
         """Budget of each state daemon's memory; 0: there are none."""
         small_kb = self.limits.checkpoint_kb if self.checkpoint_mb else 0
         return small_kb << 10 or self.checkpoint_mb << 20
+
+    def settings_of(self, part: str) -> dict[str, Any]:
+        """The settings of one part, such as `waiting`, by their names without it."""
+        return {
+            name.partition(".")[2]: value
+            for name, value in self.settings.items()
+            if name.partition(".")[0] == part
+        }
 
 
 class Poisson(_Part, frozen=True, tag_field="kind", tag="poisson"):

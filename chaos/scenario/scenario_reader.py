@@ -175,12 +175,17 @@ def _misfits(value: Any, kind: Any, path: Path_, source: _Source) -> Iterator[Pr
     elif get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis and isinstance(value, list):
         for index, item in enumerate(value):
             yield from _misfits(item, get_args(kind)[0], (*path, index), source)
+    elif get_origin(kind) is dict and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _misfits(item, get_args(kind)[1], (*path, key), source)
     else:
         try:
             msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             message = str(error).partition(" - at `$")[0]
-            yield wrong(path, message[:1].lower() + message[1:], f"give {_described(kind)}")
+            is_word = isinstance(value, bool) and str in members
+            remedy = "put it in quotes" if is_word else f"give {_described(kind)}"
+            yield wrong(path, message[:1].lower() + message[1:], remedy)
 
 
 def _struct_misfits(

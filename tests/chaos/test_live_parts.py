@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -30,14 +31,21 @@ from relume.chaos.live.log_watch import PHASE_S, Watch
 from relume.chaos.live.processes import signals
 from relume.chaos.live.processes.engine_forks import Forks
 from relume.chaos.live.processes.fleet_host import CLOCK
+from relume.chaos.live.processes.settings_flags import flags_of, without_flag
 from relume.chaos.live.scale import LEASE_S, MOST_CLIENTS, MOST_WORKERS, TIMES, scaled
 from relume.chaos.phases import Seen
 from relume.chaos.scenario import scenario_reader
 from relume.chaos.scenario.catalogue import FAULTS, PHASES
 from relume.chaos.scenario.schedule import PlannedFault, Request, expand
+from relume.chaos.sim.world.replica_settings import PARTS, replica_config
+from relume.controlplane.admin.settings import KNOWN
+from relume.controlplane.replica.loop import ReplicaConfig
+from relume.controlplane.replica.serve import _replica_config
+from relume.controlplane.serve_settings import ServeConfig, load
 from relume.engine_shim.checkpoints.link.block_stream import BlockOut, gather, scatter
 from relume.events import vocabulary as v
 from relume.events.log.memory import MemoryLog
+from relume.events.settings.flags import add_flags
 from relume.policies.state.fleet import Request as Live
 from tests.kv_stream.transports import SECRET, ins, outs, served
 from tests.pace import turns
@@ -79,6 +87,35 @@ def test_what_cannot_run_is_reported_and_left_out() -> None:
         fault.what for name in sets.names_of("nightly") for fault in sets.scenario_of(name).faults
     }
     assert struck == {what for what in FAULTS if not applicable.why_not(what)}
+
+
+def test_settings_of_a_fleet_become_flags_of_its_replicas() -> None:
+    """Those without a flag are a reason not to run live."""
+    given = {
+        key: setting.choices[0] if setting.choices else int(setting.least or 0)
+        for key, setting in KNOWN.items()
+    }
+    given["routing.policy"] = "round_robin"
+    left = [*without_flag(given)]
+    assert {key.partition(".")[0] for key in left} == {"stall", "checkpoints", "routing"}
+    assert "routing.overfill" in left and "checkpoints.alpha" in left
+    calm = scenario_reader.load(scenario_reader.find("calm"))
+    fleet = msgspec.structs.replace(
+        calm.fleet, settings={key: value for key, value in given.items() if key not in left}
+    )
+    parser = ArgumentParser()
+    add_flags(parser, ServeConfig)
+    flags = vars(parser.parse_args(flags_of(fleet.settings)))
+    live = _replica_config(load({**flags, "config": None}, {}))
+    simulated = replica_config(fleet, ReplicaConfig())
+    assert simulated.policy == live.policy != ReplicaConfig().policy
+    for part in PARTS.values():
+        assert getattr(simulated, part) == getattr(live, part) or part == "stall", part
+
+    for settings, why in (({"waiting.queued": 2}, ()), (given, (", ".join(left),))):
+        fleet = msgspec.structs.replace(calm.fleet, settings=settings)
+        found = applicable.obstacles(msgspec.structs.replace(calm, fleet=fleet))
+        assert [one.rpartition(": ")[2] for one in found] == [*why]
 
 
 def test_a_schedule_is_cut_to_the_machine_and_says_so() -> None:

@@ -35,7 +35,6 @@ from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.factory import EtcdLog
 from relume.events.log import codec
 from relume.events.vocabulary.enums import FailureClass, HealthState
-from relume.policies.crosscheck.check_settings import CrossCheckConfig
 
 DESCRIPTION = "how often a worker that is well is judged ill, live and over simulated hours"
 ETCD_AWAY_S = 20.0
@@ -146,7 +145,6 @@ def scenario_of(hours: float) -> Scenario:
         about="Nothing fails.",
         fleet=Fleet(
             workers=4, domains=2, control_planes=2, etcd=3, canary_s=CANARY_S,
-            cross_checks=msgspec.to_builtins(CrossCheckConfig()),
         ),
         traffic=Traffic(
             arrivals=Poisson(1 / EVERY_S),

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from relume.chaos.bench.bench_figures import figure, percentile
@@ -21,7 +20,6 @@ from relume.chaos.sim import sim_fleet
 from relume.chaos.validators.records import events_of
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import HealthState, RequestOutcome
-from relume.policies.crosscheck.check_settings import CrossCheckConfig
 
 WORKER = "w1"
 CANARY_S = 30.0
@@ -72,7 +70,6 @@ def scenario() -> Scenario:
         about="A bit flips where no canary touches it; cross-checks are as by default.",
         fleet=Fleet(
             workers=4, domains=2, control_planes=2, canary_s=CANARY_S,
-            cross_checks=msgspec.to_builtins(CrossCheckConfig()),
         ),
         traffic=Traffic(
             arrivals=Poisson(PER_S),

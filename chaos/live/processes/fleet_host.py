@@ -20,6 +20,7 @@ from relume.chaos.live.faults.lossy_messages import Disturber
 from relume.chaos.live.faults.tcp_links import Link
 from relume.chaos.live.processes.engine_forks import Forks
 from relume.chaos.live.processes.etcd_members import Etcd
+from relume.chaos.live.processes.settings_flags import flags_of
 from relume.chaos.live.scale import LEASE_S
 from relume.chaos.phases import is_at_failpoint
 from relume.chaos.scenario.language import Fleet
@@ -222,14 +223,6 @@ def options_of(
 ) -> FleetOptions:
     """Options of a `Host` for a schedule of `fleet`."""
     endpoints = ",".join(etcd.endpoints)
-    waiting = [f"{name}={value}" for name, value in fleet.waiting.items()]
-    waiting = ["--waiting-limits", ",".join(waiting)] if waiting else []
-    checks = [f"{name}={value}" for name, value in fleet.cross_checks.items()]
-    checks = ["--crosscheck-limits", ",".join(checks)] if checks else []
-    levels = [f"{name}={value}" for name, value in fleet.degradation.items()]
-    levels = ["--degradation", "on", "--degradation-limits", ",".join(levels)] if levels else []
-    spares = [f"{name}={value}" for name, value in fleet.spares.items()]
-    spares = ["--spares", ",".join(spares)] if spares else []
     return FleetOptions(
         workers=len(schedule.workers),
         replicas=len(schedule.control_planes),
@@ -243,7 +236,7 @@ def options_of(
         ready_timeout_s=120.0,
         checkpoint_mb=fleet.checkpoint_mb,
         checkpoint_file_mb=fleet.checkpoint_file_mb,
-        replica_args=("--prefix", prefix, *NEVER, *waiting, *checks, *levels, *spares),
+        replica_args=("--prefix", prefix, *NEVER, *flags_of(fleet.settings)),
     )
 
 

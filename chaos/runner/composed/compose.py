@@ -45,7 +45,7 @@ from relume.chaos.runner.composed.compose_faults import (
     terminated,
     unreadable,
 )
-from relume.chaos.runner.composed.compose_settings import other_settings
+from relume.chaos.runner.composed.compose_settings import other_settings, with_part, without_part
 from relume.chaos.scenario.catalogue import FAULTS, applicable
 from relume.chaos.scenario.checks import HOLDERS
 from relume.chaos.scenario.language import (
@@ -68,6 +68,7 @@ from relume.chaos.scenario.language import (
     When,
 )  # fmt: skip
 from relume.chaos.validators.former_log import RENEWAL
+from relume.policies.degradation.degradation_settings import ON
 
 COMPOSED = "composed"
 """Name of such a scenario in commands."""
@@ -216,7 +217,8 @@ def _in_recovery(
     traffic = replace(
         traffic, arrivals=Closed(4 * fleet.workers), lengths=Uniform((100, 400), (192, 320))
     )
-    fleet = replace(fleet, checkpoint_mb=max(fleet.checkpoint_mb, 64), waiting={})
+    fleet = replace(fleet, checkpoint_mb=max(fleet.checkpoint_mb, 64))
+    fleet = without_part(fleet, "waiting")
     if any(what == "gateway-kill" for what, _, _ in steps):
         fleet = replace(fleet, control_planes=max(fleet.control_planes, 2))
     return fleet, traffic, tuple(faults)
@@ -237,7 +239,7 @@ def _with_queueing(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Tr
     tenants = (Tenant("many", 0.75), Tenant("few", 0.25))
     arrivals = rng.choice((traffic.arrivals, Burst(rng.choice((32, 96)), 4.0)))
     traffic = replace(traffic, tiers=tiers, tenants=tenants, arrivals=arrivals)
-    return replace(fleet, waiting=waiting), traffic
+    return with_part(fleet, "waiting", waiting), traffic
 
 
 def _clients(seed: int, traffic: Traffic) -> Traffic:
@@ -256,8 +258,8 @@ def _short_of_capacity(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet
     """In one of twelve seeds, so little of the capacity counts that the fleet degrades soon, and the
     traffic lasts for it. Drawn separately, as above."""
     rng = Random(f"compose-degraded:{seed}")
-    limits = {
-        "window_ticks": rng.randint(2, 5), "rise_ticks": rng.randint(1, 3),
+    limits: dict[str, int | str] = {
+        "mode": ON, "window_ticks": rng.randint(2, 5), "rise_ticks": rng.randint(1, 3),
         "fall_ticks": rng.randint(1, 4), "usable_percent": rng.choice((1, 1, 2, 4, 8)),
     }  # fmt: skip
     per_s = round(rng.uniform(2, 5), 2)
@@ -272,7 +274,7 @@ def _short_of_capacity(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet
         requests=int(per_s * 30),
         tiers=tiers,
     )
-    return replace(fleet, degradation=limits), traffic
+    return with_part(fleet, "degradation", limits), traffic
 
 
 def _with_spares(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traffic]:
@@ -282,12 +284,13 @@ def _with_spares(seed: int, fleet: Fleet, traffic: Traffic) -> tuple[Fleet, Traf
     spares = {"share_percent": rng.choice((5, 10, 30, 50)), "dwell_ticks": rng.choice((1, 2, 5))}
     if rng.random() >= 1 / 6 or fleet.workers < 4:
         return fleet, traffic
-    fleet = replace(fleet, spares=spares)
-    if rng.random() < 0.5 or fleet.waiting or fleet.degradation:
+    fleet = with_part(fleet, "spares", spares)
+    limited = fleet.settings_of("waiting") or fleet.settings_of("degradation")
+    if rng.random() < 0.5 or limited:
         return fleet, traffic
     tiers = (Tier("interactive", 0.25), Tier("standard", 0.25), Tier("batch", 0.5))
     waiting = {"queued": rng.choice((1, 2, 4)), "requests": rng.choice((32, 4096))}
-    return replace(fleet, waiting=waiting), replace(traffic, tiers=tiers)
+    return with_part(fleet, "waiting", waiting), replace(traffic, tiers=tiers)
 
 
 def _while_away(
@@ -350,7 +353,7 @@ def _checked(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fleet, 
     if rng.random() >= 1 / 6:
         return fleet, ()
     checks = {"share_ppm": 1_000_000, "budget_ppm": budget_ppm}
-    fleet = replace(fleet, cross_checks=checks)
+    fleet = with_part(fleet, "crosscheck", checks)
     if not is_damaged or _UNSEEN in without:
         return fleet, ()
     fault = Fault(what=_UNSEEN, when=When(at_s=at_s), target="any")

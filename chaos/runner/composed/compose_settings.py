@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 
 from msgspec.structs import replace
@@ -43,4 +44,19 @@ def other_settings(seed: int, fleet: Fleet) -> Fleet:
     if rng.random() < 0.5:
         names.append("routing.policy")
     values = {name: rng.choice(_VALUES[name]) for name in names}
-    return replace(fleet, settings=values) if rng.random() < 0.2 else fleet
+    return _with(fleet, values) if rng.random() < 0.2 else fleet
+
+
+def with_part(fleet: Fleet, part: str, values: Mapping[str, int | str]) -> Fleet:
+    """`fleet` with settings of one part, by their names without it."""
+    return _with(fleet, {f"{part}.{name}": value for name, value in values.items()})
+
+
+def without_part(fleet: Fleet, part: str) -> Fleet:
+    """`fleet` with the defaults of one part."""
+    left = {k: v for k, v in fleet.settings.items() if k.partition(".")[0] != part}
+    return replace(fleet, settings=left)
+
+
+def _with(fleet: Fleet, values: Mapping[str, int | str]) -> Fleet:
+    return replace(fleet, settings={**fleet.settings, **values})

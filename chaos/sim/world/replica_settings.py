@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from relume.chaos.scenario.language import Fleet
 from relume.controlplane.replica.loop import ReplicaConfig
-from relume.policies.degradation.degradation_settings import ON
 
 PARTS = {
     "stall": "stall", "checkpoints": "checkpoints", "migration": "migration", "routing": "routing",
@@ -20,19 +19,10 @@ PARTS = {
 
 def replica_config(fleet: Fleet, config: ReplicaConfig) -> ReplicaConfig:
     """`config` with the settings of `fleet`."""
-    by_part: dict[str, dict[str, Any]] = {
-        "waiting": dict(fleet.waiting),
-        "crosscheck": dict(fleet.cross_checks),
-        "degradation": {"mode": ON, **fleet.degradation} if fleet.degradation else {},
-        "spares": dict(fleet.spares),
-    }
-    for key, value in fleet.settings.items():
-        part, _, name = key.partition(".")
-        by_part.setdefault(part, {})[name] = value
     changed: dict[str, Any] = {
-        PARTS[part]: replace(getattr(config, PARTS[part]), **values)
-        for part, values in by_part.items()
-        if values
+        field: replace(getattr(config, field), **values)
+        for part, field in PARTS.items()
+        if (values := fleet.settings_of(part))
     }
     if policy := fleet.settings.get("routing.policy"):
         changed["policy"] = policy

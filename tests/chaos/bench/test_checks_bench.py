@@ -8,9 +8,11 @@ from msgspec.structs import replace
 from relume.chaos.bench.failover import simulated_checks
 from relume.chaos.bench.failover.cross_checks import _share, _worst
 from relume.chaos.scenario.language import When
+from relume.chaos.sim.world.replica_settings import replica_config
+from relume.controlplane.replica.loop import ReplicaConfig
 from relume.policies.crosscheck.check_settings import CrossCheckConfig
 
-ALL = {"share_ppm": 1_000_000, "budget_ppm": 1_000_000}
+ALL = {"crosscheck.share_ppm": 1_000_000, "crosscheck.budget_ppm": 1_000_000}
 
 
 def test_the_worst_window_begins_with_the_measurement() -> None:
@@ -22,10 +24,9 @@ def test_the_worst_window_begins_with_the_measurement() -> None:
 
 
 def test_simulated_fleets_have_the_default_settings() -> None:
-    checks = CrossCheckConfig()
-    fleet = simulated_checks.scenario().fleet
-    assert fleet.cross_checks["share_ppm"] == checks.share_ppm == 10_000
-    assert fleet.cross_checks["budget_ppm"] == checks.budget_ppm == 2_000
+    checks = replica_config(simulated_checks.scenario().fleet, ReplicaConfig()).cross_checks
+    assert checks == CrossCheckConfig()
+    assert (checks.share_ppm, checks.budget_ppm) == (10_000, 2_000)
 
 
 def test_a_run_counts_what_the_engine_completed_until_the_verdict(
@@ -36,7 +37,7 @@ def test_a_run_counts_what_the_engine_completed_until_the_verdict(
     (fault,) = usual.faults
     often = replace(
         usual,
-        fleet=replace(usual.fleet, cross_checks=ALL),
+        fleet=replace(usual.fleet, settings=ALL),
         traffic=replace(usual.traffic, requests=400),
         faults=(replace(fault, when=When(at_s=5.0)),),
     )
@@ -45,7 +46,7 @@ def test_a_run_counts_what_the_engine_completed_until_the_verdict(
     assert found is not None and found.others == 0
     assert 0 < found.until_difference <= found.requests < found.by_all < 300
     assert 0 < found.seconds < 150
-    never = replace(often, fleet=replace(often.fleet, cross_checks={"share_ppm": 0}))
+    never = replace(often, fleet=replace(often.fleet, settings={"crosscheck.share_ppm": 0}))
     never = replace(never, traffic=replace(never.traffic, requests=40))
     monkeypatch.setattr(simulated_checks, "scenario", lambda: never)
     assert simulated_checks.simulated(1) is None

@@ -47,8 +47,8 @@ def scenario(requests: int) -> Scenario:
         tiers=(Tier("interactive", 0.5), Tier("batch", 0.5)), prefixes=Prefixes(4, 128),
         tenants=(Tenant("a", 0.5), Tenant("b", 0.5)),
     )  # fmt: skip
-    room = {"queued": 2, "most_ms": 120_000}
-    fleet = Fleet(workers=WORKERS, domains=5, control_planes=2, checkpoint_mb=64, waiting=room)
+    room = {"waiting.queued": 2, "waiting.most_ms": 120_000}
+    fleet = Fleet(workers=WORKERS, domains=5, control_planes=2, checkpoint_mb=64, settings=room)
     return Scenario(name="churn", about="Workers come and go.", fleet=fleet, traffic=traffic)
 
 

@@ -16,7 +16,8 @@ STORM = scenario_reader.load(scenario_reader.find("storm"))
 
 def smaller(waiting: dict[str, int], **more: object) -> Scenario:
     """The library's, with 1,500 requests for two workers."""
-    fleet = replace(STORM.fleet, workers=2, waiting=waiting)
+    settings = {f"waiting.{name}": value for name, value in waiting.items()}
+    fleet = replace(STORM.fleet, workers=2, settings=settings)
     expect = (Bound("requests", least=1500), Bound("lost_streams", most=0))
     traffic = replace(STORM.traffic, requests=1500)
     return replace(STORM, fleet=fleet, traffic=traffic, expect=expect, **more)
