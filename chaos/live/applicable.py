@@ -81,6 +81,8 @@ def obstacles(scenario: Scenario) -> tuple[str, ...]:
     fleet = scenario.fleet
     if (fleet.disorder, fleet.limits, fleet.operator) != (Disorder(), Limits(), Commands()):
         more.append("a fleet with disorder, limits or operator, which are simulated only")
+    if fleet.others:
+        more.append("several models, which are simulated only")
     if settings := [*without_flag(fleet.settings)]:
         more.append(f"settings without a flag of `relume serve`: {', '.join(settings)}")
     return (*(f"{what}: {why}" for what, why in found if why), *more)

@@ -5,7 +5,7 @@ worker could serve, and which settings applied. Validators excuse by these facts
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from relume.chaos.outcome import FiredFault, Outcome
 from relume.chaos.runner.strikes import span_ms, stops_log, strikes_of
@@ -20,6 +20,10 @@ from relume.chaos.validators.strikes import DEATHS_OF_REPLICAS, WRONG_WEIGHTS, S
 from relume.events import vocabulary as v
 from relume.events.etcd.config import EtcdConfig
 from relume.events.vocabulary.enums import EffectKind, HealthState
+
+MS = 1_000_000
+MOST_FAIL = 0.5
+"""Share of its requests that a worker fails from which on a breaker that opens stays open."""
 
 
 def facts_of(run: Outcome, log: Log) -> RecordedFacts:
@@ -58,6 +62,7 @@ def facts_of(run: Outcome, log: Log) -> RecordedFacts:
             blind=tuple(_blind_replicas(run)),
             outages=tuple(_outages(run)),
             lives=tuple(_lives(run)),
+            failing=tuple(_failing(run, log)),
         ),
     )
 
@@ -208,20 +213,52 @@ RELOAD_NS = 5_000_000_000
 
 
 def _unserved_ms(run: Outcome, log: Log) -> int:
-    """Total time in which no worker could get requests: faults kept all from the gateways, or some, and
-    an operator had drained the others, or their agents stopped, or the log could not close their
-    breakers, or their engines failed to start too often, or they were quarantined rightly."""
-    away = [
-        *_away(run), *_drained(run, log), *_left(run, log), *_held(run, log), *_failing_starts(run),
-        *_distrusted(run, log),
-    ]  # fmt: skip
+    """Total time in which no worker of some model could get requests."""
+    unserved = _unserved(run, [*_no_service(run, log)])
+    return sum(until - begun for _, begun, until in unserved) // MS
+
+
+def _no_service(run: Outcome, log: Log) -> Iterator[tuple[int, int, str]]:
+    """From when to when (ns) which worker could get no requests: a fault kept it from the gateways, an
+    operator had drained it, or its agent stopped, or the log could not close its breaker, or its engine
+    failed to start too often, or it was quarantined rightly."""
+    yield from _away(run)
+    yield from _drained(run, log)
+    yield from _left(run, log)
+    yield from _held(run, log)
+    yield from _failing_starts(run)
+    yield from _distrusted(run, log)
+
+
+def _unserved(
+    run: Outcome, away: Sequence[tuple[int, int, str]]
+) -> Iterator[tuple[frozenset[str], int, int]]:
+    """The models of which all workers were `away`, and from when to when (ns)."""
+    of_model: dict[str, set[str]] = {}
+    for name in run.schedule.workers:
+        model = run.schedule.models.get(name, run.scenario.fleet.model)
+        of_model.setdefault(model, set()).add(name)
     times = sorted({at for begun, until, _ in away for at in (begun, until)})
-    unserved_ns = 0
     for begun, until in itertools.pairwise(times):
         gone = {name for since, to, name in away if since <= begun and until <= to}
-        if gone >= run.schedule.workers.keys():
-            unserved_ns += until - begun
-    return unserved_ns // 1_000_000
+        if models := frozenset(model for model, names in of_model.items() if gone >= names):
+            yield models, begun, until
+
+
+def _failing(run: Outcome, log: Log) -> Iterator[tuple[str, int, int]]:
+    """From when to when (wall ms) each worker of a model failed most requests by a fault, or got none: a
+    breaker lets one of those that wait through at a time."""
+    shares = {planned.name: planned.amount or 0.0 for planned in run.schedule.faults}
+    failing = [
+        (fired.at_ns, fired.until_ns or run.ended_ns, name)
+        for fired in run.fired
+        if fired.what == "engine-errors" and shares[fired.name] >= MOST_FAIL
+        for name in fired.target.split(",")
+    ]
+    if failing:
+        for models, begun, until in _unserved(run, [*_no_service(run, log), *failing]):
+            since_ms, until_ms = run.began_ms + begun // MS, run.began_ms + until // MS
+            yield from ((model, since_ms, until_ms) for model in models)
 
 
 def _away(run: Outcome) -> Iterator[tuple[int, int, str]]:

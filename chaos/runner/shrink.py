@@ -9,6 +9,7 @@ not change the rest, so each step is one run.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -199,11 +200,14 @@ def with_fleet(case: Case, workers: int, control_planes: int = 0, etcd: int = 0)
     gone -= {*remaining, *replicas, *members, *domains}
     faults = [planned for planned in old.faults if planned.target not in gone]
     case = with_faults(case, faults)
+    models = {name: model for name, model in old.models.items() if name in remaining}
     fleet = replace(
         case.scenario.fleet, workers=len(remaining), domains=len(domains),
-        control_planes=len(replicas), etcd=len(members),
+        control_planes=len(replicas), etcd=len(members), others=dict(Counter(models.values())),
     )  # fmt: skip
-    schedule = replace(case.schedule, workers=remaining, control_planes=replicas, etcd=members)
+    schedule = replace(
+        case.schedule, workers=remaining, control_planes=replicas, etcd=members, models=models
+    )
     return replace(case, scenario=replace(case.scenario, fleet=fleet), schedule=schedule)
 
 

@@ -34,7 +34,9 @@ Found = tuple[Path_, str, str]
 MOST_SPAN = 1_000_000
 """Maximum of a time in seconds or of a count: more is a mistake."""
 
-COMMANDS = ("drain", "undrain", "hold", "release", "restart", "resign", "rollout")
+COMMANDS = (
+    "drain", "drain-unforced", "undrain", "hold", "release", "restart", "resign", "rollout", "trust",
+)  # fmt: skip
 """What an operator of a scenario may command."""
 
 HOLDERS = frozenset(
@@ -88,6 +90,12 @@ def _fleet(fleet: Fleet) -> Iterator[Found]:
         yield from _known(
             fleet.hardware, classes, (*at, "hardware"), f"hardware class of {fleet.model}"
         )
+    if sum(fleet.others.values()) >= fleet.workers:
+        message = f"leave no worker for {fleet.model}"
+        yield (*at, "others"), message, f"give them at most {fleet.workers - 1} together"
+    if fleet.model in fleet.others:
+        message = f"name {fleet.model}, which is fleet.model"
+        yield (*at, "others"), message, "give another name"
     yield from _settings(fleet.settings, (*at, "settings"))
     yield from _simulated(fleet, at)
     if fleet.etcd % 2 == 0:

@@ -58,17 +58,21 @@ class Limits(_Part, frozen=True, kw_only=True):
 
 class Commands(_Part, frozen=True, kw_only=True):
     """What an operator commands while there is traffic; simulated only. `each` worker gets these in
-    turn, a group at once, then the next worker, `every_s` between two groups. `most` groups in all
-    (0: no limit). Afterwards no worker stays
-    held or drained."""
+    turn, a group at once, then the next worker, `every_s` between two groups; `at_once`: all workers get
+    a group at the same moment. `most` groups in all (0: no limit). `drain` is forced, `drain-unforced` may
+    be refused. `trust` is given only to workers whose engines compute right results. Afterwards no worker
+    stays held or drained."""
 
     each: tuple[tuple[str, ...], ...] = ()
     every_s: Annotated[float, Meta(gt=0, le=3600)] = 0.4
     most: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    at_once: bool = False
 
 
 class Fleet(_Part, frozen=True, kw_only=True):
-    """Workers `w0`.. lie in domains `d0`.. in turn; control planes are `r0`.., members of etcd
+    """Workers `w0`.. lie in domains `d0`.. in turn, and serve `model`; the last of them serve `others`
+    instead, further models with their numbers of workers (simulated only), of the same `hardware`, to
+    which the same share of the requests goes. Control planes are `r0`.., members of etcd
     `e0`... `checkpoint_mb` is the budget of each host's state daemon; 0: no checkpoints.
     `checkpoint_file_mb` of files take blocks beyond that budget, regardless of their age.
     `canary_s`: time between two canaries to a worker; 0: none. `settings`: recorded settings of
@@ -77,6 +81,7 @@ class Fleet(_Part, frozen=True, kw_only=True):
 
     workers: Count
     model: str = "tiny"
+    others: dict[Name, Count] = {}
     hardware: str = "cpu"
     domains: Count = 1
     control_planes: Annotated[int, Meta(ge=1, le=9)] = 1
@@ -88,6 +93,11 @@ class Fleet(_Part, frozen=True, kw_only=True):
     disorder: Disorder = Disorder()
     limits: Limits = Limits()
     operator: Commands = Commands()
+
+    @property
+    def models(self) -> dict[str, int]:
+        """Number of workers by model, in the order of the workers."""
+        return {self.model: self.workers - sum(self.others.values()), **self.others}
 
     @property
     def checkpoint_bytes(self) -> int:

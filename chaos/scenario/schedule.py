@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Literal, TypeVar
@@ -24,6 +24,7 @@ from relume.chaos.scenario.language import (
     Closed,
     Fault,
     Fixed,
+    Fleet,
     FromTrace,
     Poisson,
     Sampling,
@@ -53,7 +54,8 @@ its token ids; and one that cannot be continued."""
 class Request(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A request. It is sent at `at_ns`, or, if that is None, `think_ns` after the answer to
     request `after`. `prefix` holds ids of the prompt's first blocks of `prefix_block` tokens:
-    equal leading ids are equal tokens. `seed` is None if its sampling has none."""
+    equal leading ids are equal tokens. `seed` is None if its sampling has none. `model`: empty if the
+    fleet has but one."""
 
     name: str
     at_ns: int | None
@@ -71,6 +73,7 @@ class Request(Struct, frozen=True, omit_defaults=True, kw_only=True):
     prefix_block: int = 0
     tenant: str = ""
     client: Client = "streaming"
+    model: str = ""
 
 
 class PlannedFault(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -98,8 +101,9 @@ class PlannedFault(Struct, frozen=True, omit_defaults=True, kw_only=True):
     applicable: bool = True
 
 
-class Schedule(Struct, frozen=True, kw_only=True):
-    """A scenario expanded by a seed. `workers` maps each to its failure domain."""
+class Schedule(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A scenario expanded by a seed. `workers` maps each to its failure domain, `models` those that serve
+    another model than the fleet's to it."""
 
     scenario: str
     seed: int
@@ -108,6 +112,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     etcd: tuple[str, ...]
     requests: tuple[Request, ...]
     faults: tuple[PlannedFault, ...]
+    models: dict[str, str] = {}
 
     def digest(self) -> str:
         """SHA-256 of the whole, 16 hex digits: equal schedules have equal ones."""
@@ -127,12 +132,19 @@ def expand(scenario: Scenario, seed: int, folder: Path | None = None) -> Schedul
         workers={name: f"d{index % fleet.domains}" for index, name in enumerate(workers)},
         control_planes=tuple(targets("control plane", fleet)),
         etcd=tuple(targets("etcd", fleet)),
-        requests=tuple(requests_of(scenario.traffic, seed, folder or Path())),
+        requests=tuple(requests_of(scenario.traffic, seed, folder or Path(), fleet.models)),
         faults=tuple(
             _planned(fault, scenario, index, _rng(seed, "fault", index))
             for index, fault in enumerate(scenario.faults)
         ),
+        models=_others(fleet, workers),
     )
+
+
+def _others(fleet: Fleet, workers: Sequence[str]) -> dict[str, str]:
+    of_workers = (model for model, count in fleet.models.items() for _ in range(count))
+    pairs = zip(workers, of_workers, strict=True)
+    return {name: model for name, model in pairs if model != fleet.model}
 
 
 def _rng(seed: int, *place: str | int) -> Random:
@@ -143,8 +155,12 @@ def _whole(low: int, high: int, rng: Random) -> int:
     return low + int(rng.random() * (high - low + 1))
 
 
-def requests_of(traffic: Traffic, seed: int, folder: Path) -> Iterator[Request]:
-    """The requests of a traffic, in the order of their numbers. Raises traces.TraceError."""
+def requests_of(
+    traffic: Traffic, seed: int, folder: Path, models: Mapping[str, int] | None = None
+) -> Iterator[Request]:
+    """The requests of a traffic, in the order of their numbers. `models`: those of the fleet, with their
+    shares. Raises traces.TraceError."""
+    names = list(models or ())
     most = traffic.requests
     until = math.inf if traffic.for_s is None else traffic.for_s * NS
     lengths = _Lengths(traffic, folder)
@@ -174,6 +190,9 @@ def requests_of(traffic: Traffic, seed: int, folder: Path) -> Iterator[Request]:
             prefix_block=block,
             tenant=tenant,
             client=_client(traffic, _rng(seed, "client", index)),
+            model=_rng(seed, "model", index).choices(names, [*(models or {}).values()])[0]
+            if len(names) > 1
+            else "",
         )
 
 

@@ -157,7 +157,7 @@ class EngineHandle:
         took_us = time_us(self._canaries, machine.slower, machine.pause_ns / 1000)
         await asyncio.sleep(took_us / 1e6)
         is_wrong = self.engine.flipped and not self.engine.unseen
-        return answer(number, is_wrong, alone and self._is_idle(), took_us)
+        return answer(machine.model, number, is_wrong, alone and self._is_idle(), took_us)
 
     def _is_idle(self) -> bool:
         return not self.engine.engine.running and not self.engine.engine.waiting

@@ -1,4 +1,4 @@
-"""What a simulated engine answers to canaries: the same on every engine of right weights.
+"""What a simulated engine answers to canaries: the same on every engine of a model with right weights.
 
 Weights with a flipped bit give other log probabilities. The tokens of canaries stay equal, so only a
 comparison of log probabilities finds the worker. Of the answers to clients some are wrong from a token
@@ -35,9 +35,9 @@ def time_us(draw: Random, slower: float, pause_us: float) -> int:
     return round(TOOK_US * (1 + draw.random()) * slower + (TOKENS + 1) * pause_us)
 
 
-def answer(number: int, flipped: bool, alone: bool, took_us: int) -> CanaryAnswered:
-    """An engine's answer to a canary."""
-    draw = Random(f"{PROMPTS}.{number}")
+def answer(model: str, number: int, flipped: bool, alone: bool, took_us: int) -> CanaryAnswered:
+    """The answer of an engine of `model` to a canary."""
+    draw = Random(f"{PROMPTS}.{number}:{model}")
     tokens = tuple(draw.randrange(1000) for _ in range(TOKENS))
     drift = FLIPPED if flipped else 0.0
     logprobs: list[float] = []

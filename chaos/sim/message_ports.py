@@ -23,8 +23,9 @@ class Dispatch(Struct, frozen=True, kw_only=True):
     encoded decision that came with it. `delivered` tokens exist already (mode continue or replay).
     `claim`: the resume token, with which a connection may attach to the stream within `grace_s`;
     `envelope`: state daemons that may have the request; `origin`: where the stream began
-    (`relume.events.wire.stream_origin`), as text. `is_stock`: its engine has no plugin, so it
-    does not name token ids, and hands nothing over."""
+    (`relume.events.wire.stream_origin`), as text. `is_stock`: its engine has no plugin, so it does not
+    name token ids, and hands nothing over. `model`: an engine of another one refuses it; empty: the fleet
+    has but one."""
 
     request: str
     attempt: int
@@ -45,6 +46,7 @@ class Dispatch(Struct, frozen=True, kw_only=True):
     envelope: tuple[str, ...] = ()
     origin: str = ""
     is_stock: bool = False
+    model: str = ""
 
 
 class Stretch(Struct, frozen=True, gc=False, kw_only=True):
@@ -162,6 +164,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     connection: str = ""
     last_event_id: str = ""
     loses_end: bool = False
+    model: str = ""
 
     @property
     def key(self) -> str:

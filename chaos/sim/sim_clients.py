@@ -172,6 +172,7 @@ class Call:
             message=self.message,
             last_ns=self.last_ns,
             served_by=replicas.get(self.served_by, ""),
+            model=self.request.model,
         )
 
     def history(self, began_ns: int) -> History:
@@ -438,6 +439,7 @@ class Clients:
             tier=tier_of(request),
             tenant=request.tenant,
             loses_end=isinstance(call, ReturningCall) and call.loses_end,
+            model=request.model,
         )
         self._open[call.gateway].ask(ask, caller)
 

@@ -114,7 +114,7 @@ class SimFleet:
                 loop=loop,
                 name=name,
                 domain=domain,
-                model=fleet.model,
+                model=schedule.models.get(name, fleet.model),
                 spec=spec,
                 cost=steps,
                 wires=self.wires,
@@ -164,7 +164,10 @@ class SimFleet:
         operating = settling = None
         if commands := self._commands():
             self.operator = Operator(
-                list(self.planes.values()), list(self.hosts), self.scenario.fleet.model, commands
+                list(self.planes.values()),
+                {name: host.model for name, host in self.hosts.items()},
+                commands,
+                lambda name: self.hosts[name].is_right,
             )
             self.etcd.on_new_state.append(self.operator.forget)
             operating = asyncio.create_task(self.operator.run())
@@ -354,6 +357,8 @@ def _outcome(fleet: SimFleet, scenario: Scenario, error: str) -> Outcome:
     if fleet.etcd.recorder is not None:
         truth.etcd_keys = fleet.etcd.recorder.explained()
     replicas = {plane.address: f"r.{name}" for name, plane in fleet.planes.items()}
+    if fleet.schedule.models:
+        truth.models = {name: host.model for name, host in fleet.hosts.items()}
     truth.calls = {name: call.known(replicas) for name, call in fleet.clients.calls.items()}
     groups, fired = fleet.etcd.groups(), tuple(fleet.faults.fired)
     if fleet.etcd.former:

@@ -7,7 +7,7 @@ and undrains workers. A replica that serves writes the commands to the log, like
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from relume.chaos.scenario.language import Commands
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 DRAINS = Commands(each=(("drain",), ("undrain",)))
 PRINCIPAL = "operator"
-UNDO = {"hold": "release", "drain": "undrain"}
+UNFORCED = "drain-unforced"
+UNDO = {"hold": "release", "drain": "undrain", UNFORCED: "undrain"}
 """What ends the state that a command leads to."""
 AGAIN_S = 0.1
 LOOK_S = 1.0
@@ -34,14 +35,16 @@ class Operator:
     def __init__(
         self,
         planes: Sequence[Plane],
-        workers: Sequence[str],
-        model: str,
+        models: Mapping[str, str],
         commands: Commands = DRAINS,
+        is_right: Callable[[str], bool] = lambda worker: True,
     ) -> None:
+        """`models`: by worker; `is_right`: whether a worker may be trusted."""
+        self._is_right = is_right
         self._given: list[tuple[str, Replica, int]] = []
         self._planes = planes
-        self._workers = workers
-        self._model = model
+        self._models = models
+        self._workers = list(models)
         self._commands = commands
         self._count = 0
         self._states: dict[tuple[str, str], None] = {}
@@ -52,8 +55,14 @@ class Operator:
         commands, count = self._commands, 0
         while not commands.most or count < commands.most:
             worker, group = divmod(count, len(commands.each))
-            target = self._workers[worker % len(self._workers)]
-            given = [self._give(command, target) for command in commands.each[group]]
+            one = self._workers[worker % len(self._workers)]
+            targets = self._workers if commands.at_once else [one]
+            given = [
+                self._give(command, target)
+                for target in targets
+                for command in commands.each[group]
+                if command != AdminCommand.TRUST or self._is_right(target)
+            ]
             count += all(given)
             await asyncio.sleep(commands.every_s)
         await self.undo()
@@ -112,8 +121,8 @@ class Operator:
             event = v.AdminCommanded(
                 command_id=name,
                 principal=PRINCIPAL,
-                command=AdminCommand(command),
-                target=self._model if command == AdminCommand.ROLLOUT else target,
+                command=AdminCommand("drain" if command == UNFORCED else command),
+                target=self._models[target] if command == AdminCommand.ROLLOUT else target,
                 force=command == "drain",
             )
             try:

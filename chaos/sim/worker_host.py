@@ -71,6 +71,12 @@ class Host(Machine):
         self._restart_s = RESTART_S / 2
 
     @property
+    def is_right(self) -> bool:
+        """Whether its engine computes right results, and its files are whole."""
+        engine = self.engine
+        return not self.files.damaged and not (engine and (engine.wrong or engine.flipped))
+
+    @property
     def daemon(self) -> SimDaemon | None:
         """The last state daemon that was started."""
         return self.slot.daemon

@@ -50,7 +50,7 @@ class ClientCall(NamedTuple):
     returned and may have been elsewhere. `status` and `message` of the error that ended it (0: none
     did; no message: an engine's own answer on a relayed route). Times in ns of the run's loop;
     `first_ns` 0: it got no token; `last_ns`: the last one that it got; `served_by`: the stream of the
-    replica that it got it from."""
+    replica that it got it from; `model`: empty if the fleet has but one."""
 
     gateway: str = ""
     kind: str = "streaming"
@@ -62,6 +62,7 @@ class ClientCall(NamedTuple):
     message: str = ""
     last_ns: int = 0
     served_by: str = ""
+    model: str = ""
 
 
 class QueuedReport(NamedTuple):
@@ -99,7 +100,7 @@ class GroundTruth(Struct, kw_only=True):
     `clock_ms`: by (revision, stream) of a replica or the leader, the error of the writer's wall clock
     from that segment on. `etcd_keys`: by owner key and manifest, why no order of the calls to
     etcd explains what clients saw of it: empty if one does, None if the search gave up. None as a whole:
-    calls were not recorded."""
+    calls were not recorded. `models`: by worker, of a fleet with several."""
 
     reports: dict[str, dict[ReportKey, EngineLoad]] = field(default_factory=dict)
     held: dict[tuple[str, int], HeldBlocks] = field(default_factory=dict)
@@ -122,6 +123,11 @@ class GroundTruth(Struct, kw_only=True):
     counted: dict[str, dict[str, int]] = field(default_factory=dict)
     clock_ms: dict[tuple[int, str], int] = field(default_factory=dict)
     etcd_keys: dict[str, str | None] | None = None
+    models: dict[str, str] = field(default_factory=dict)
+
+    def serves(self, worker: str, call: ClientCall) -> bool:
+        """Whether the worker has the model that the client names."""
+        return self.models.get(worker, call.model) == call.model
 
     def served(self, worker: str, since_ns: int, until_ns: int, least_ns: int) -> bool:
         """Whether its engine served for `least_ns` on end in that time."""

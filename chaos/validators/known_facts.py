@@ -213,6 +213,8 @@ class KnownFacts:
         self._ended: set[str] = set()
         self._owners: dict[str, str] = {}
         self._void: dict[str, int] = {}
+        groups = tuple(groups)
+        self._refused = refused_commands(groups)
         for group in groups:
             self._take(group)
 
@@ -285,6 +287,8 @@ class KnownFacts:
             self._worker(event.stream[2:]).change(revision, unreadable=True)
 
     def _commanded(self, revision: int, stream: str, _: int, event: v.AdminCommanded) -> None:
+        if event.command_id in self._refused:
+            return  # it waited for the log
         if event.command == AdminCommand.TRUST and event.target in self.workers:
             self._worker(event.target).change(revision, unreadable=False)
 
@@ -483,6 +487,17 @@ class KnownFacts:
             self._void[request] = max(attempt, self._void.get(request, 0))
             for holder in self.holders.values():
                 holder.drop_all(revision, request)
+
+
+def refused_commands(groups: Iterable[RevisionGroup]) -> frozenset[str]:
+    """Operators' commands that the leader refuses."""
+    segments = (s for group in groups for s in group.segments if s.stream == "fleet")
+    return frozenset(
+        event.decision
+        for segment in segments
+        for event in decode_all(segment.records)
+        if type(event) is v.ConfigChanged and not event.key
+    )
 
 
 _HANDLERS: dict[type, Callable[[KnownFacts, int, str, int, Any], None]] = {

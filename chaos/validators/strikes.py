@@ -40,7 +40,8 @@ class Slowed(Struct, frozen=True, kw_only=True):
     `link_ms`: the most that a fault delayed messages to and from engines by; `cut`: workers that were
     cut from the gateways, from when to when (wall ms); `blind`: streams of replicas that nothing of
     etcd reached, the same; `outages`: when nothing could be written into the log (wall ms); `lives`: of
-    simulated runs, from when to when (wall ms) each engine served."""
+    simulated runs, from when to when (wall ms) each engine served; `failing`: models of which each worker
+    that got requests failed most of them, from when to when (wall ms)."""
 
     workers: Sequence[tuple[str, int, int, float]] = ()
     link_ms: int = 0
@@ -48,6 +49,7 @@ class Slowed(Struct, frozen=True, kw_only=True):
     blind: Sequence[tuple[str, int, int]] = ()
     outages: Sequence[tuple[int, int]] = ()
     lives: Sequence[tuple[int, int]] = ()
+    failing: Sequence[tuple[str, int, int]] = ()
 
 
 NOT_SLOWED = Slowed()

@@ -198,8 +198,9 @@ PROMISES = {
     ),
     "I27": Promise(
         "A rolling restart takes one failure domain at a time, leaves workers open, "
-        "and gives requests to new engines only after their canaries.",
-        ("rolling-restart",),
+        "and gives requests to new engines only after their canaries. "
+        "A drain that is not forced leaves the minimum of open workers of its model.",
+        ("rolling-restart", "all-drained"),
     ),
 }
 

@@ -124,6 +124,14 @@ class Tree:
             took_s=round(time.monotonic() - began, 1),
         )
 
+    def run_with(self, bug: Bug, scenario: str, seed: int) -> tuple[str, ...]:
+        """What a run of the scenario breaks with the bug. Raises RuntimeError if it does not end."""
+        with self._with(bug.file, bug.changed(self.folder)):
+            runs, failure = self._swept([seed], scenario)
+        if not runs:
+            raise RuntimeError(failure)
+        return tuple(runs[0]["noticed"]) if runs[0]["result"] == "failed" else ()
+
     @contextmanager
     def _with(self, file: str, text: str) -> Iterator[None]:
         before = (self.folder / file).read_text()

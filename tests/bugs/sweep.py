@@ -2,8 +2,10 @@
 
 python -m tests.bugs.sweep SEED,SEED,...          to the first that fails
 python -m tests.bugs.sweep SEED,SEED,... --all    all of them
+python -m tests.bugs.sweep SEED,SEED,... NAME     with this scenario
 
-Each prints one line of JSON. Seed N runs with the scenario that it has in `fuzz --seeds`.
+Each prints one line of JSON. Seed N runs with the scenario that it has in `fuzz --seeds`, unless one is
+named.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ LIMIT_S = 300.0
 
 def main(argv: list[str]) -> int:
     """Exit status 0, whether a run failed or not."""
-    names, _ = fuzz.usable()
+    names, _ = fuzz.usable([name for name in argv[1:] if name != "--all"])
     for seed in map(int, argv[0].split(",")):
         take_met()
         name = names[seed % len(names)]

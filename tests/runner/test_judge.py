@@ -124,6 +124,28 @@ def test_a_dead_worker_that_is_cut_from_etcd_cannot_return(
     assert facts_of(run, Log([])).unserved_ms == unserved_ms
 
 
+@pytest.mark.parametrize("amount", [0.3, 1.0])
+def test_a_model_fails_while_each_of_its_workers_does_or_gets_no_requests(
+    good: Outcome, amount: float
+) -> None:
+    second = 10**9
+    *firsts, last, worst = sorted(good.schedule.workers)
+    errors = PlannedFault(name="e", what="engine-errors", target=worst, at_ns=0, amount=amount)
+    fired = (
+        FiredFault(name="u", what="record-unreadable", target=last, at_ns=second),
+        FiredFault(
+            name="e", what="engine-errors", target=worst, at_ns=2 * second, until_ns=9 * second
+        ),
+    )
+    schedule = replace(
+        good.schedule, faults=(errors,), models=dict.fromkeys((last, worst), "second")
+    )
+    run = replace(good, schedule=schedule, fired=fired, began_ms=1000, ended_ns=60 * second)
+    facts = facts_of(run, Log([]))
+    assert firsts and facts.unserved_ms == 0
+    assert list(facts.slowed.failing) == ([("second", 3000, 10_000)] if amount > 0.5 else [])
+
+
 @pytest.mark.parametrize(("back_s", "unserved_ms"), [(0.5, 9000), (6.0, 4000)])
 def test_an_engine_cannot_load_between_two_outages_of_the_log(
     good: Outcome, back_s: float, unserved_ms: int

@@ -66,6 +66,8 @@ def test_a_scenario_is_typed() -> None:
         ("etcd: 3", "settings: {degradation.mode: on}", 3, "fleet.settings.degradation.mode", "in quotes"),
         ("etcd: 3", "waiting: {queued: 2}", 3, "fleet.waiting", "settings"),
         ("etcd: 3", "settings: {routing.policy: best}", 3, "fleet.settings.routing.policy", "least_load"),
+        ("etcd: 3", "others: {second: 2}", 3, "fleet.others", "at most 1"),
+        ("etcd: 3", "others: {tiny: 1}", 3, "fleet.others", "another name"),
         ("etcd: 3", "model: tinny", 3, "fleet.model", "did you mean tiny?"),
         ("etcd: 3", "hardware: h100", 3, "fleet.hardware", "cpu"),
         ("kind: poisson", "kind: poison", 5, "traffic.arrivals.kind", "did you mean `poisson`?"),

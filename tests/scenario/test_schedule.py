@@ -13,6 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from relume.chaos import cli
+from relume.chaos.runner import shrink
+from relume.chaos.runner.cases import Case
 from relume.chaos.scenario import __main__ as command
 from relume.chaos.scenario import catalogue, printing, request_traces
 from relume.chaos.scenario.language import Scenario
@@ -53,6 +55,19 @@ def arrivals(how: str, **more: str) -> Schedule:
     for before, after in more.items():
         text = text.replace(before.replace("_", ": "), after)
     return expand(parse(text), 1)
+
+
+def test_requests_name_the_models_of_the_fleet_by_their_workers() -> None:
+    """Nothing else of the schedule changes."""
+    one = expand(parse(TEXT), 1)
+    two = expand(parse(TEXT.replace("domains: 4", "domains: 4, others: {second: 2}")), 1)
+    assert two.models == {"w6": "second", "w7": "second"} and not one.models
+    of_second = sum(request.model == "second" for request in two.requests)
+    assert 400 < of_second < 600 and {r.model for r in two.requests} == {"tiny", "second"}
+    unnamed = [replace(request, model="") for request in two.requests]
+    assert replace(two, models={}, requests=tuple(unnamed)) == one
+    case = shrink.with_fleet(Case("parts", parse(TEXT), two), 7)
+    assert case.scenario.fleet.others == {"second": 1} and case.schedule.models == {"w6": "second"}
 
 
 def test_a_seed_gives_one_schedule_in_every_process() -> None:

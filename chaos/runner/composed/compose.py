@@ -45,6 +45,8 @@ from relume.chaos.runner.composed.compose_faults import (
     terminated,
     unreadable,
 )
+from relume.chaos.runner.composed.compose_models import one_of_second, two_models
+from relume.chaos.runner.composed.compose_operator import operated
 from relume.chaos.runner.composed.compose_settings import other_settings, with_part, without_part
 from relume.chaos.scenario.catalogue import FAULTS, applicable
 from relume.chaos.scenario.checks import HOLDERS
@@ -160,6 +162,11 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     )
     if not (later or again or late or is_stuck):
         fleet, traffic, meanwhile = rolled(seed, fleet, traffic, faults, without)
+        faults += meanwhile
+    is_free = not (later or again or late or paths or is_stuck or fleet.settings_of("waiting"))
+    fleet = two_models(seed, fleet)
+    for element in (one_of_second, operated) if is_free else ():
+        fleet, traffic, meanwhile = element(seed, fleet, traffic, faults, without)
         faults += meanwhile
     fleet = other_settings(seed, fleet)
     fleet = small_limits(seed, fleet, traffic, faults, needs_blocks=bool(later or again))

@@ -190,6 +190,9 @@ class EngineProcess:
         if name in self.tracks:
             answer.lost("engine_error", "this attempt is here already")
             return
+        if not self._serves(what.model):
+            answer.refused(404)
+            return
         if what.envelope and not (
             self.checkpoints and any(map(self.checkpoints.has_envelope, what.envelope))
         ):
@@ -219,6 +222,10 @@ class EngineProcess:
             self.reports.write()
         else:
             self._submit(track, 0)
+
+    def _serves(self, model: str) -> bool:
+        """Whether requests of the model are for this engine; empty: the fleet has but one."""
+        return model in ("", self.machine.model)
 
     def _submit(self, track: Track, restored: int) -> None:
         """Submit to the scheduler, with `restored` tokens of its KV present."""
@@ -381,6 +388,9 @@ class EngineProcess:
         call, request = second_answers.request_of(body)
         if call.incarnation != self.incarnation:
             reply(409, {"error": "stale incarnation", "incarnation": self.incarnation})
+            return lambda: None
+        if not self._serves(request.model):
+            reply(404, {"error": f"this is no engine of {request.model}"})
             return lambda: None
         ns = second_answers.took_ns(self.machine.steps, request)
 

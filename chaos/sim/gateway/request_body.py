@@ -12,12 +12,13 @@ import msgspec
 from msgspec import Struct
 
 
-class RequestBody(Struct, frozen=True, kw_only=True):
+class RequestBody(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """As `message_ports.Ask` has them."""
 
     content_id: str
     prompt_tokens: int
     output_tokens: int
+    model: str = ""
 
 
 encode = msgspec.json.encode

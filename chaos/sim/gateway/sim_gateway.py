@@ -69,10 +69,10 @@ class PromptCounts:
 
 
 class SimGateway(Gateway):
-    """A `Door` for clients, and the real `GatewayPort`. The fleet has one model, which clients name."""
+    """A `Door` for clients, and the real `GatewayPort`."""
 
     model = ""
-    """Its name, for requests that come before the log has any worker."""
+    """The model of requests that name none: the fleet's only one."""
 
     def __init__(
         self,
@@ -122,8 +122,7 @@ class SimGateway(Gateway):
         if self.counters.in_flight >= self.config.max_requests:
             caller.refused(429, "too many requests are under way; try again")
             return
-        models = self._scheduler.models()
-        model, marks = models[0] if models else self.model, b""
+        model, marks = what.model or self.model, b""
         if what.prefix:
             size = self._scheduler.block_tokens(model)
             marks = of_prompt(what.prefix, what.prefix_block, what.prompt_tokens, size)

@@ -174,6 +174,7 @@ class SimSession(RequestSession):
                 envelope=envelope,
                 origin=fields.get(h.ORIGIN, ""),
                 is_stock=what.kind == "unnamed",
+                model=what.model,
             ),
         )
 
@@ -453,6 +454,7 @@ def body_of(what: Ask) -> bytes:
             content_id=what.content_id,
             prompt_tokens=what.prompt_tokens,
             output_tokens=what.output_tokens,
+            model=what.model,
         )
     )
 

@@ -63,7 +63,7 @@ class Churning(SimFleet):
         self._guests = 0
 
     async def prepare(self) -> None:
-        self.orders = Operator(list(self.planes.values()), (), "tiny")
+        self.orders = Operator(list(self.planes.values()), {})
         self.churning = asyncio.create_task(self._churn())
 
     async def _churn(self) -> None:

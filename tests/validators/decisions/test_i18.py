@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from relume.chaos.validators.promises.decisions import i18_sound_dispatch
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import EffectKind
+from relume.events.vocabulary.enums import AdminCommand, EffectKind
 from tests.policies.story import Story, arrived, decided, died, observed, ready, started
 
 BEYOND = 1 << 30
@@ -259,3 +259,15 @@ def test_it_does_not_go_back_after_the_return_if_another_could_take_it(story: St
     story.tell("r.r0", observed(kind="declined"), RETURNED)
     send(story, attempt=2)
     assert "q1/2: sent back to w0:1, which failed it, and w1 could take it" in found(story)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_refused_trust_acknowledges_no_unreadable_record(story: Story, is_refused: bool) -> None:
+    """It waited for the log in its replica's spool."""
+    story.tell("fleet", v.SegmentSkipped(stream="w.w0", segment=1, after=0, reason="damaged"))
+    trust = v.AdminCommanded(command_id="c", principal="o", command=AdminCommand.TRUST, target="w0")
+    story.tell("r.r0", trust, arrived())
+    if is_refused:
+        story.tell("fleet", v.ConfigChanged("", "it waited for the log", "c"))
+    send(story)
+    assert ("its agent wrote what cannot be read" in found(story)) is is_refused

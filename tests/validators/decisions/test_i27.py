@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from relume.chaos.validators.promises.workers import i27_rolling_restart
 from relume.events import vocabulary as v
-from relume.events.vocabulary.enums import HealthState, RolloutStage
+from relume.events.vocabulary.enums import AdminCommand, EffectKind, HealthState, RolloutStage
 from tests.policies.rollout.test_rollout import RollingFleet, health_decided
 from tests.policies.story import MODEL, Story, ready, started
 
@@ -164,3 +164,70 @@ def test_a_step_that_is_restarted_is_not_given_up_whatever_it_says(story: Story)
     story.healthy_ticks(1)
     story.tell("fleet", given_up)
     assert found(story) == ["w0 returns with engine 1, ready"]
+
+
+# --- drains
+
+
+def drain(story: Story, *names: str, force: bool = False) -> None:
+    """Commands, and the decisions that follow all of them."""
+    known = story.revision
+    for name in names:
+        command = v.AdminCommanded(
+            command_id=f"drain-{name}",
+            principal="o",
+            command=AdminCommand.DRAIN,
+            target=name,
+            force=force,
+        )
+        story.tell("r.r0", command)
+    for name in names:
+        story.tell("fleet", effects(f"drain-{name}", EffectKind.DRAIN, name, known))
+
+
+def effects(decision: str, kind: EffectKind, name: str, basis: int) -> v.EffectsDecided:
+    return v.EffectsDecided(
+        decision=decision,
+        basis=v.Basis(basis, 0),
+        cause="o",
+        effects=(v.Effect(kind, name),),
+    )
+
+
+def none_left(name: str, floor: int = 1) -> str:
+    return f"drained {name}, and 0 of model {MODEL} stayed open, of at least {floor}"
+
+
+def test_a_drain_that_leaves_an_open_worker_is_right(story: Story) -> None:
+    drain(story, "w0", "w1")
+    story.tell("fleet", effects("undrain", EffectKind.UNDRAIN, "w0", story.revision))
+    drain(story, "w2")
+    assert found(story) == []
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_drains_decided_together_that_leave_no_worker_are_found(story: Story, force: bool) -> None:
+    """The basis of each knows of none of them."""
+    drain(story, "w0", "w1", "w2", force=force)
+    assert found(story) == ([] if force else [none_left("w2")])
+
+
+@pytest.mark.parametrize("model", [MODEL, "other"])
+def test_workers_of_other_models_are_not_left_for_a_model(story: Story, model: str) -> None:
+    story.tell("w.w2", started("w2", 2), ready("w2", 2, model))
+    drain(story, "w0")
+    drain(story, "w1")
+    assert found(story) == ([] if model == MODEL else [none_left("w1")])
+
+
+def test_a_worker_that_is_not_open_may_be_drained(story: Story) -> None:
+    drain(story, "w0", "w1")
+    story.tell("w.w2", v.EngineDied("w2", 1, "killed"))
+    drain(story, "w2")
+    assert found(story) == []
+
+
+def test_the_minimum_is_that_of_the_log(story: Story) -> None:
+    story.tell("fleet", v.ConfigChanged("migration.drain_floor", "3", "c"))
+    drain(story, "w0")
+    assert found(story) == [f"drained w0, and 2 of model {MODEL} stayed open, of at least 3"]

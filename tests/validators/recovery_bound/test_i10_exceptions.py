@@ -13,6 +13,7 @@ from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import FailureClass, HealthState
 from tests.policies.story import (
+    MODEL,
     Story,
     arrived,
     decided,
@@ -562,3 +563,20 @@ def test_i10_does_not_count_what_a_fault_slows_tokens_in_doubt_down_by(
         groups, [client], bound_ms=5000, slowed=Slowed(workers=(slowed,))
     )
     assert (found == []) is fine
+
+
+@pytest.mark.parametrize(("model", "fine"), [(MODEL, True), ("other", False)])
+def test_i10_grants_the_time_in_which_every_worker_of_the_model_failed(
+    model: str, fine: bool
+) -> None:
+    """The breaker of the only one lets one waiting request through at a time."""
+    story = short()
+    story.worker("w1")
+    story.tell("r.r0", observed())
+    cut = story.revision
+    story.tell("r.r0", decided(attempt=2, worker="w1"))
+    story.tell("w.w1", engine_step(queued(attempt=2), v.FirstToken("q1", 2)))
+    story.tell("r.r0", ended(attempts=2))
+    groups = timed(story, {1: 1000, cut: 5000, cut + 1: 24_000, cut + 2: 24_100, cut + 3: 25_000})
+    slowed = Slowed(failing=((model, 4000, 23_900),))
+    assert (i10_recovery_bound.check(groups, [], bound_ms=500, slowed=slowed) == []) is fine

@@ -10,7 +10,8 @@ killed, which breaks its connection: no one waits before the return. A stream th
 the leader ends, or that ends with an unknown number of tokens, had no client. Time in the queue of its
 next engine does not count while requests wait in the queue of each engine that may get any. What a
 fault slows the next engine down by does not count either: up to the first token, and for tokens in doubt
-up to the last of these, which no client gets anew. Nor does time in which a fault keeps a replica
+up to the last of these, which no client gets anew. Nor does time in which each worker of its
+model that gets requests fails most of them by a fault, one at a time, nor time in which a fault keeps a replica
 from reading the log and each engine that it could have read of is dead. Where an agent dropped reports of its
 engine, only its silence says that a stream is stuck; the first token of an attempt may be among
 reports that were lost, also with the agent: then only its replica says that it gave tokens. While a
@@ -115,6 +116,7 @@ def check(
         queued, admitted = one.queued_ms
         waits = [(max(since, queued), min(until, admitted)) for since, until in full]
         waits += engineless.get(one.sent_by, ())
+        waits += _failing(course, slowed)
         away = [
             span for owner in course.owners if owner not in still
             for span in unheard.get(owner, ())
@@ -151,6 +153,12 @@ def check(
             text = f"its client waited {longest:.0f} ms between tokens, bound {bound} ms"
             out.append(Violation(PROMISE, client.request, text))
     return out
+
+
+def _failing(course: Course, slowed: Slowed) -> Iterator[tuple[int, int]]:
+    """When each worker of its model failed most requests, or got none."""
+    model = course.arrived.event.model if course.arrived is not None else ""
+    return ((since, until) for of, since, until in slowed.failing if of == model)
 
 
 def _restarts(course: Course, killed: Sequence[tuple[str, int]], back_ms: int) -> Iterator[int]:

@@ -161,7 +161,7 @@ class _Rules:
         most_ms = 1000 * self._limits.wait_s - SLACK_MS
         if call.status == NO_WORKER and max(waited_ms, self._stood_still_ms(call)) >= most_ms:
             return
-        served = self._served_after(since_ns)
+        served = self._served_after(call, since_ns)
         if served:
             failed = f"{len(blows)} of its attempts failed by faults"
             yield f"it got {call.status} after {waited_ms} ms, {failed}; {', '.join(served)} served"
@@ -190,7 +190,8 @@ class _Rules:
         until_ns, news_ns = at_ns + IDLE_MS * MS, at_ns - (at_ms - self._news_ms(at_ms)) * MS
         idle = [
             worker for worker in self._reachable
-            if self._truth.idled(worker, news_ns - self._idle_ns(worker), until_ns)
+            if self._truth.serves(worker, call)
+            and self._truth.idled(worker, news_ns - self._idle_ns(worker), until_ns)
             and not is_struck(self._strikes, (worker,), at_ms - FELT_MS, at_ms)
         ]  # fmt: skip
         if idle and not self._faults.struck_replica(at_ms):
@@ -252,13 +253,14 @@ class _Rules:
         since_ms = max((ms for ms in begun if ms <= ended_ms), default=ended_ms)
         return self._truth.began_ns + (since_ms - self._began_ms) * MS
 
-    def _served_after(self, since_ns: int) -> list[str]:
-        """Reachable engines that served within the wait that begins then."""
+    def _served_after(self, call: ClientCall, since_ns: int) -> list[str]:
+        """Reachable engines of its model that served within the wait that begins then."""
         until_ns, least_ns = since_ns + int(self._limits.wait_s * 1e9), int(LEAST_S * 1e9)
         return [
             worker
             for worker in self._reachable
-            if self._truth.served(worker, since_ns, until_ns, least_ns)
+            if self._truth.serves(worker, call)
+            and self._truth.served(worker, since_ns, until_ns, least_ns)
         ]
 
     def _around(self, call: ClientCall) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 unhealthy or quarantined or its host was lost since the rollout began, leaves a worker open, also when it
 restarts what has drained, and gives requests to new engines alone, after their canaries if there are
 any. A step that is given up before its restart returns the engines it began with, and says why.
+Drains are judged in `drain_floor`.
 
 Its leader decides from the log up to a tick: facts are those of the last tick before the decision.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from relume.chaos.validators.known_facts import EXCLUDED, STEP_OVER, KnownFacts, Standing
+from relume.chaos.validators.promises.workers import drain_floor
 from relume.chaos.validators.records import ClientRecord, Entry, Violation, events_of, log_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
@@ -34,7 +36,7 @@ def check(groups: Sequence[RevisionGroup], clients: Sequence[ClientRecord]) -> l
         elif type(event) is v.RolloutDecided:
             errors = walk.decided(event)
             out += [Violation(PROMISE, event.rollout, why, at.revision) for why in errors]
-    return out
+    return [*out, *(Violation(PROMISE, *about) for about in drain_floor.too_few(log))]
 
 
 class _Walk:
