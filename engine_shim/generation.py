@@ -64,7 +64,8 @@ class Generation:
     did or when the request itself was at fault. `stepwise`: a parser reads the output, so
     delivered tokens must pass it one by one, as they did the first time. `whole`: the answer
     is rendered in one piece. `moving`: it was handed over, and ends here. `keeps_blocks`: this
-    engine's checkpoints can be trusted. `uncached`: no block of its prefix cache is read.
+    engine's checkpoints can be trusted. `uncached`: no block of its prefix cache is read. `refused`:
+    status and body of the refusal, when the request itself was at fault within its stream.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Generation:
         self.flush: Callable[[], Awaitable[None]] | None = None
         self.failure = ""
         self.error = ""
+        self.refused: tuple[int, bytes] | None = None
         self.finish = "-"
         self.outputs = 0
         self.calls = 0
@@ -103,6 +105,7 @@ class Generation:
         self._taken: dict[int, int] = {}
         self._unsent: list[TokenRun] = []
         self._tool_calls: dict[int, int] = {}
+        self._items = 0
 
     @property
     def delivered(self) -> int:
@@ -164,6 +167,11 @@ class Generation:
         self._tool_calls[self.choice] = number + 1
         name = f"{self.request}/{self.choice}/{number}"
         return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+    def item_id(self) -> str:
+        """32 hex digits for the next item of an answer: the same ones in every attempt."""
+        self._items += 1
+        return hashlib.sha256(f"{self.request}/item/{self._items}".encode()).hexdigest()[:32]
 
 
 CURRENT: ContextVar[Generation | None] = ContextVar("relume_generation", default=None)

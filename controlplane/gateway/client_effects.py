@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from relume.controlplane.gateway.context import ClientPort
+from relume.controlplane.gateway.http.error_shapes import error_event
 from relume.controlplane.gateway.http.replies import (
     JSON,
     Reply,
     as_openai_error,
-    error_event,
     error_reply,
     status_line,
 )
@@ -63,7 +63,7 @@ def _fail(client: ClientPort, effect: do.Fail) -> None:
         headers=effect.headers,
     )
     if effect.begun:
-        client.finish(error_event(reply), close=True)
+        client.finish(error_event(effect.path, reply), close=True)
     else:
         client.reply(reply)
 

@@ -438,10 +438,11 @@ class Gateway:
             return self._serve_returned(shown, request, connection)
         try:
             require_json(request)
-            parsed = parse(request.body, chat=routes.PROTECTED[request.path])
+            api = routes.PROTECTED[request.path]
+            parsed = parse(request.body, api)
             model = parsed.model or self._only_model()
             if limit := self._scheduler.waiting.output_limit(model):
-                parsed = limit_output(parsed, limit, chat=routes.PROTECTED[request.path])
+                parsed = limit_output(parsed, limit, api)
             weight = checkpoint_weight(request.headers.get(PRIORITY_BYTES), parsed.priority)
             tier, ttft_ms = tier_of(request), ttft_of(request)
             tenant = self._keys.tenant_of(request) or ""

@@ -353,7 +353,7 @@ class RequestSession:
         assert tokens is not None
         model = self.arrival.model
         block_tokens = self.ctx.scheduler.block_tokens(model)
-        is_chat = routes.PROTECTED[stream.path]
+        is_chat = routes.PROTECTED[stream.path].is_chat
         found = await tokens.count(model, is_chat, block_tokens, stream.body)
         self.feed(e.Counted() if found is None else e.Counted(found.tokens, found.prefix))
 

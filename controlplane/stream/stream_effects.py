@@ -191,7 +191,8 @@ class Reply(Effect, frozen=True):
 
 
 class Fail(Effect, frozen=True, kw_only=True):
-    """Inform the client that it cannot continue: an error event if `begun`, else a whole answer."""
+    """Inform the client that it cannot continue: an error event if `begun`, else a whole answer.
+    `path`: of the API in whose shape that is."""
 
     status: int
     message: str
@@ -199,6 +200,7 @@ class Fail(Effect, frozen=True, kw_only=True):
     retry_after_s: int
     headers: Headers
     begun: bool
+    path: str = ""
 
 
 class Cut(Effect, frozen=True):

@@ -42,7 +42,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-FRAMED = ("/v1/completions", "/v1/chat/completions")
+FRAMED = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
 
 ENGINE_DEAD_EXIT = 71
 ENGINE_POLL_S = 0.05
@@ -216,8 +216,8 @@ class RelumeMiddleware:
         try:
             await self._app(scope, receive, response.send)
         except Exception as error:  # process edge: the gateway must hear why, then uvicorn
-            await response.fail(error)
-            if not generation.moving:
+            refused = await response.fail(error)
+            if not (refused or generation.moving):
                 raise
         finally:
             CURRENT.reset(token)

@@ -126,9 +126,9 @@ async def test_exactness(engine: Any) -> None:
     global _exact
     from relume.engine_shim.checkpoints import selftest_restore
     from relume.engine_shim.engine import selftest
-    from relume.engine_shim.engine.vllm_private import api_server as vllm_private
+    from relume.engine_shim.engine.vllm_private import answer_ids
 
-    vllm_private.pin_tool_call_ids()
+    answer_ids.pin()
     found = await selftest.verdicts(engine)
     restore = await selftest_restore.verdict(engine, found)
     _exact = found if restore is None else {**found, selftest.RESTORE: restore}
@@ -149,13 +149,13 @@ def parses_output(scope: Any, body: bytes) -> bool:
     """Whether a stateful parser reads what the request of `scope` streams."""
     from relume.engine_shim.engine.vllm_private import api_server as vllm_private
 
-    if not scope["path"].endswith("/chat/completions"):
-        return False
     try:
         wanted = json.loads(body)
     except ValueError:
         return False
-    return isinstance(wanted, dict) and vllm_private.parses_output(scope["app"].state, wanted)
+    if not isinstance(wanted, dict):
+        return False
+    return vllm_private.parses_output(scope["app"].state, scope["path"], wanted)
 
 
 async def retarget(request: str, attempt: int, targets: tuple[str, ...]) -> bool:

@@ -41,7 +41,7 @@ from relume.events.wire.engine_environment import EngineIdentity
 from relume.events.wire.errors import HeaderError
 from relume.events.wire.reports import Hello, Ready, frame, ready_frame, with_lost
 
-FRAMED = ("/v1/completions", "/v1/chat/completions")
+FRAMED = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
 HEALTH = ("/health", "/v1/models")
 LOOK_S = 1.0
 ANSWER_S = 3.0
@@ -300,7 +300,10 @@ def _prompt_tokens(dispatch: bytes) -> int:
 
 
 class _Usage(msgspec.Struct):
+    """Of any API: the other one's count is 0."""
+
     completion_tokens: int = 0
+    output_tokens: int = 0
 
 
 class _Choice(msgspec.Struct):
@@ -310,6 +313,7 @@ class _Choice(msgspec.Struct):
 class _Answer(msgspec.Struct):
     usage: _Usage | None = None
     choices: list[_Choice] = []
+    stop_reason: str | None = None
 
 
 def _read(body: bytes) -> _Answer:
@@ -321,12 +325,15 @@ def _read(body: bytes) -> _Answer:
 
 def _token_count(body: bytes) -> int:
     usage = _read(body).usage
-    return usage.completion_tokens if usage is not None else 1
+    return usage.completion_tokens or usage.output_tokens if usage is not None else 1
 
 
 def _finish_reason(body: bytes) -> str:
-    reasons = [c.finish_reason or "-" for c in _read(body).choices]
-    return "-" if not reasons else reasons[0] if len(reasons) == 1 else "multi"
+    answer = _read(body)
+    reasons = [c.finish_reason or "-" for c in answer.choices]
+    if len(reasons) > 1:
+        return "multi"
+    return reasons[0] if reasons else answer.stop_reason or "-"
 
 
 def _parser() -> argparse.ArgumentParser:

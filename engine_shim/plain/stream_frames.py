@@ -10,9 +10,13 @@ import re
 
 from relume.events.wire import frames
 
-_FINISH = re.compile(rb'"finish_reason":\s*"([a-z_]+)"')
-_SHOWN = (b'"content":', b'"text":', b'"reasoning_content":', b'"arguments":')
+_FINISH = re.compile(rb'"(?:finish|stop)_reason":\s*"([a-z_]+)"')
+_SHOWN = (
+    *(b'"content":', b'"text":', b'"reasoning_content":', b'"arguments":'),
+    *(b'"thinking":', b'"partial_json":'),
+)
 DONE = b"data: [DONE]"
+STOPPED = re.compile(rb'data: *\{"type": *"message_stop"')
 MAX_EVENT_BYTES = 1 << 20
 
 
@@ -45,7 +49,7 @@ class PlainStream:
         for line in whole.splitlines():
             if not line.startswith(b"data:"):
                 continue
-            if line.startswith(DONE):
+            if line.startswith(DONE) or STOPPED.match(line):
                 self.done = True
                 continue
             if found := _FINISH.search(line):
@@ -63,6 +67,6 @@ def _shows(event: bytes) -> bool:
     """Whether the event shows text to the client."""
     for field in _SHOWN:
         at = event.find(field)
-        if at >= 0 and not event[at + len(field) :].lstrip().startswith((b'""', b"null")):
+        if at >= 0 and not event[at + len(field) :].lstrip().startswith((b'""', b"null", b"[]")):
             return True
     return False

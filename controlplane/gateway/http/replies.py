@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Struct
 
 from relume.controlplane.gateway.errors import ClientError
-from relume.controlplane.stream.answer import DONE
 from relume.controlplane.stream.error_codes import OF_MESSAGES
 from relume.events.decode_errors import UNREADABLE
 
@@ -110,9 +109,3 @@ def error_reply(
 def client_error_reply(error: ClientError) -> Reply:
     """The reply a `ClientError` stands for."""
     return error_reply(error.status, error.message, param=error.param, code=error.code)
-
-
-def error_event(reply: Reply) -> bytes:
-    """The end of a broken stream whose 200 is already out, as vLLM's: the error as an event, then
-    [DONE]."""
-    return b"data: " + reply.body + b"\n\n" + DONE

@@ -1,18 +1,25 @@
-"""Which route is served how: two are protected by failover, a fixed list is relayed as it
+"""Which route is served how: some are protected by failover, a fixed list is relayed as it
 is, a few are answered here, and everything else a worker may offer stays closed (its
 control routes would let any client stop or reload it)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-PROTECTED = {"/v1/completions": False, "/v1/chat/completions": True}  # path: is it chat
+from relume.controlplane.gateway.openai.apis import CHAT, COMPLETIONS, MESSAGES, Api
+
+PROTECTED: Mapping[str, Api] = {
+    "/v1/completions": COMPLETIONS,
+    "/v1/chat/completions": CHAT,
+    "/v1/messages": MESSAGES,
+}
 
 # vLLM 0.32's inference routes. What keeps state between calls (responses by id, LoRA
 # loading) or controls the engine is not among them.
 RELAYED_POST = frozenset(
     "/v1/embeddings /v2/embed /v1/score /score /v1/rerank /v2/rerank /rerank /pooling /classify "
-    "/generative_scoring /tokenize /detokenize /v1/responses /v1/responses/render /v1/messages "
+    "/generative_scoring /tokenize /detokenize /v1/responses /v1/responses/render "
     "/v1/messages/count_tokens /v1/messages/render /v1/completions/render /v1/completions/derender "
     "/v1/chat/completions/render /v1/chat/completions/derender /v1/chat/completions/batch "
     "/v1/audio/transcriptions /v1/audio/translations /inference/v1/generate".split()

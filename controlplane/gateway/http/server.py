@@ -19,6 +19,7 @@ import structlog
 from relume.controlplane.gateway.context import Counters
 from relume.controlplane.gateway.deliveries import unacknowledged
 from relume.controlplane.gateway.http.cross_origin import CrossOrigin
+from relume.controlplane.gateway.http.error_shapes import in_shape_of
 from relume.controlplane.gateway.http.reading import (
     BODY,
     HEAD,
@@ -235,6 +236,7 @@ class ClientConnection(asyncio.Protocol):
         if request is None or self._transport is None:
             return
         close = self._closes(request) or reply.close
+        reply = in_shape_of(request.path, reply)
         self._transport.write(self._render(reply, request, close))
         self._done(close)
 

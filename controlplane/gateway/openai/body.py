@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from relume.controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.openai.apis import COMPLETIONS, MESSAGES, Api
 from relume.controlplane.gateway.openai.classify import classify
 from relume.events.vocabulary.enums import Guarantee
 
@@ -25,18 +26,6 @@ FORBIDDEN = ("kv_transfer_params", "ec_transfer_params")
 
 BYTES_PER_TOKEN = 4  # the estimate used for text; token-id prompts are counted
 
-# Members that carry the client's text or further large values: looked at, not decoded.
-_OPAQUE = frozenset(
-    "messages prompt prompt_embeds documents chat_template chat_template_kwargs metadata".split()
-)
-_MEDIA = (
-    b'"image_url"',
-    b'"input_audio"',
-    b'"audio_url"',
-    b'"video_url"',
-    b'"image_embeds"',
-    b'"file"',
-)
 _INT64 = (-(1 << 63), (1 << 63) - 1)
 
 _split = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -132,51 +121,58 @@ def without_forbidden(body: bytes) -> bytes:
     return _without_forbidden(_members(body), body)
 
 
-def parse(body: bytes, *, chat: bool) -> ParsedBody:
-    """Read a completion or chat body; raises `ClientError` for what no worker could serve."""
+def parse(body: bytes, api: Api) -> ParsedBody:
+    """Read the body of a request of `api`; raises `ClientError` for what no worker could serve."""
     members = _members(body)
     body = _without_forbidden(members, body)
     fields: dict[str, Any] = {}
     for name, raw in members.items():
-        if name in _OPAQUE:
+        if name in api.opaque:
             continue
         value = _decode(name, raw)
         check = CHECKS.get(name)
         if check is not None and value is not None:
             check(name, value)
         fields[name] = value
-    prompt_tokens, estimated = _read_prompt(members, fields, chat)
-    judged = classify(fields)
+    prompt_tokens, estimated = _read_prompt(members, fields, api)
+    api.adapt(fields, members)
+    judged = classify(fields, api.effects)
     return ParsedBody(
         model=fields.get("model") or "",
         stream=fields.get("stream") or False,
         prompt_tokens=prompt_tokens,
         estimated=estimated,
-        max_tokens=_max_tokens(fields, chat),
+        max_tokens=_max_tokens(fields, api),
         verdict=judged.verdict,
         reason=judged.reason,
         needs=judged.needs,
         fallback=judged.fallback,
         body=body,
         priority=fields.get("priority") or 0,
-        countable=not fields.get("multimodal") and "prompt_embeds" not in fields,
+        countable=api.countable and not fields.get("multimodal") and "prompt_embeds" not in fields,
         may_keep=fields.get("store") is not False and not fields.get("cache_salt"),
     )
 
 
-def limit_output(parsed: ParsedBody, limit: int, *, chat: bool) -> ParsedBody:
-    """The same with at most `limit` output tokens, or with its `min_tokens` if that is more; itself
-    if it wants no more."""
+def limit_output(parsed: ParsedBody, limit: int, api: Api) -> ParsedBody:
+    """The same with at most `limit` output tokens, or with what it must generate if that is more;
+    itself if it wants no more."""
     members = _members(parsed.body)
-    least = _value(members["min_tokens"]) if "min_tokens" in members else None
-    limit = max(limit, least or 0)
+    limit = max(limit, _least_output(members, api))
     if 0 < parsed.max_tokens <= limit:
         return parsed
-    name = "max_tokens"
-    if chat and "max_completion_tokens" in members:
-        name = "max_completion_tokens"
+    name = next((name for name in api.limits if name in members), api.limits[-1])
     members[name] = Raw(str(limit).encode())
     return replace(parsed, max_tokens=limit, output_limit=limit, body=msgspec.json.encode(members))
+
+
+def _least_output(members: dict[str, Raw], api: Api) -> int:
+    """Output tokens below which its limit must not be lowered."""
+    if api is not MESSAGES:
+        return _value(members["min_tokens"]) or 0 if "min_tokens" in members else 0
+    thinking = _value(members["thinking"]) if "thinking" in members else None
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    return budget + 1 if isinstance(budget, int) else 0  # vLLM refuses a lower limit
 
 
 def _members(body: bytes) -> dict[str, Raw]:
@@ -216,29 +212,33 @@ def _without_forbidden(members: dict[str, Raw], body: bytes) -> bytes:
     return msgspec.json.encode(members) if found else body
 
 
-def _max_tokens(fields: dict[str, Any], chat: bool) -> int:
-    if chat:
-        return fields.get("max_completion_tokens") or fields.get("max_tokens") or 0
+def _max_tokens(fields: dict[str, Any], api: Api) -> int:
+    if api is not COMPLETIONS:
+        return next((found for name in api.limits if (found := fields.get(name))), 0)
     given = fields.get("max_tokens", 16)  # vLLM's default for completions
     if given == 0 and not fields.get("echo"):
         raise _bad("max_tokens", "an integer of at least 1", given)
     return given or 0
 
 
-def _read_prompt(members: dict[str, Raw], fields: dict[str, Any], chat: bool) -> tuple[int, bool]:
+def _read_prompt(members: dict[str, Raw], fields: dict[str, Any], api: Api) -> tuple[int, bool]:
     """(prompt tokens, estimated); puts "multimodal" and "prompts" into `fields`."""
-    if chat:
-        raw = members.get("messages")
-        if raw is None:
-            raise ClientError(
-                400, "'messages' is required", "messages", "missing_required_parameter"
-            )
-        text = bytes(raw)
-        if text[:1] != b"[":
-            raise _bad("messages", "an array", _decode("messages", raw))
-        if any(mark in text for mark in _MEDIA):
-            fields["multimodal"] = True
-        return len(text) // BYTES_PER_TOKEN + 1, True
+    if api is COMPLETIONS:
+        return _read_completion_prompt(members, fields)
+    raw = members.get(api.prompt)
+    if raw is None:
+        raise ClientError(
+            400, f"'{api.prompt}' is required", api.prompt, "missing_required_parameter"
+        )
+    if bytes(raw)[:1] != b"[":
+        raise _bad(api.prompt, "an array", _decode(api.prompt, raw))
+    texts = [bytes(members[name]) for name in api.texts if name in members]
+    if any(mark in text for text in texts for mark in api.media):
+        fields["multimodal"] = True
+    return sum(map(len, texts)) // BYTES_PER_TOKEN + 1, True
+
+
+def _read_completion_prompt(members: dict[str, Raw], fields: dict[str, Any]) -> tuple[int, bool]:
     if members.get("prompt_embeds") is not None and bytes(members["prompt_embeds"]) != b"null":
         fields["prompt_embeds"] = True  # not in the table, so it counts as state
         return 1, True

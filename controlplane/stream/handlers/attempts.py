@@ -18,7 +18,7 @@ from relume.controlplane.stream.handlers.placing import proceed
 from relume.controlplane.stream.handlers.to_client import finish, flush, greet
 from relume.controlplane.stream.reception import Reception
 from relume.controlplane.stream.retry_budget import DEATHS
-from relume.controlplane.stream.stream_data import Failover, Stream
+from relume.controlplane.stream.stream_data import Failover, RelayedRequest, Stream
 from relume.controlplane.stream.stream_effects import (
     AwaitDelivery,
     Close,
@@ -50,6 +50,7 @@ from relume.controlplane.stream.stream_states import (
     HandingOver,
     Receiving,
     Refusal,
+    Relaying,
     Routing,
     State,
 )
@@ -75,6 +76,8 @@ UNHEALTHY = frozenset(
     )
 )
 """After these the engine may still generate: the machine stops it."""
+LATELY_FRAMED = frozenset(("/v1/messages",))
+"""Engines of earlier builds answer these routes without frames, as servers that are relayed."""
 _NO_ATTEMPT = Routing(RouteCause.ARRIVAL)
 
 
@@ -280,6 +283,9 @@ def on_head(stream: Stream, state: AwaitingFirst | HandingOver, event: Head, now
     status, headers = event.status, event.headers
     if status == 200:
         if not headers.get(b"content-type", b"").startswith(CONTENT_TYPE):
+            if stream.path in LATELY_FRAMED and stream.have == (0, 0) and not stream.delivered:
+                stream.relayed = RelayedRequest("POST", ())
+                return Relaying(state.to, status, headers)
             return lose(stream, state, TransportKind.ENGINE_ERROR, "answered without frames", now)
         if not stream.delivered:
             stream.cached = headers.get(CACHED_BYTES, b"")

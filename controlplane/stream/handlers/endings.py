@@ -143,6 +143,7 @@ def fail(
             retry_after_s=retry_after_s,
             headers=headers,
             begun=stream.begun,
+            path=stream.path,
         )
     )
     return ended

@@ -142,7 +142,7 @@ def on_client_gone(stream: Stream, state: State, event: ClientGone, now: float) 
         raise IllegalEvent(state, event)
     if isinstance(state, Delivering) and state.is_taken:
         return let_go(stream, state)
-    may_return = stream.stamp is not None and stream.is_resumable
+    may_return = stream.stamp is not None and stream.is_resumable and stream.relayed is None
     if may_return and (stream.begun or stream.have > (0, 0)):
         return detach(stream, state, now)
     return end(stream, state, RequestOutcome.CANCELLED, 499, NO_CLIENT)

@@ -22,7 +22,7 @@ Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 
 _CREATED = re.compile(rb'"created":\d+')
-_ERROR_EVENT = b'data: {"error"'
+_ERROR_EVENTS = (b'data: {"error"', b"event: error\n")
 
 
 class FramedResponse:
@@ -85,16 +85,20 @@ class FramedResponse:
         choice = taken.choice if self._generation.multiple else -1
         return frames.encode_tokens(taken.start, taken.ids, payload, choice)
 
-    async def fail(self, error: BaseException) -> None:
-        """The handler itself raised."""
+    async def fail(self, error: BaseException) -> bool:
+        """The handler itself raised. Whether it only refused the request."""
         if self._ended:
-            return
+            return False
         if kind := self._generation.failure:
             await self._write(frames.encode_failure(kind, self._generation.error), last=True)
         elif self._started:
             await self._write(
                 frames.encode_failure(frames.FailureKind.INTERNAL, type(error).__name__), last=True
             )
+        elif self._generation.refused is not None:
+            await self._refuse(*self._generation.refused)
+            return True
+        return False
 
     async def _on_start(self, message: Message) -> None:
         self._start = message
@@ -108,7 +112,7 @@ class FramedResponse:
         self._streaming = bool(kinds) and kinds[0].startswith(b"text/event-stream")
 
     def _hold(self, body: bytes) -> None:
-        if self._streaming and body.startswith(_ERROR_EVENT):
+        if self._streaming and body.startswith(_ERROR_EVENTS):
             # vLLM puts an error into the stream; the client must not see it.
             self._error_event = body
         elif not self._error_event:
@@ -131,16 +135,22 @@ class FramedResponse:
 
     async def _finish_with_error_event(self) -> None:
         """An error inside the stream: a plain refusal if nothing was generated yet."""
-        body = self._error_event.split(b"\n", 1)[0].removeprefix(b"data: ")
+        event = self._error_event.removeprefix(b"event: error\n")
+        body = event.split(b"\n", 1)[0].removeprefix(b"data: ")
         error = json.loads(body)["error"]
         if self._generation.outputs or self._started:
             await self._write(
                 frames.encode_failure(frames.FailureKind.INTERNAL, error["message"]), last=True
             )
-            return
+        elif isinstance(error.get("code"), int):
+            await self._refuse(error["code"], body)
+        else:
+            await self._refuse(*(self._generation.refused or (500, body)))
+
+    async def _refuse(self, status: int, body: bytes) -> None:
         self._ended = True
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        start = {"type": "http.response.start", "status": error["code"], "headers": headers}
+        start = {"type": "http.response.start", "status": status, "headers": headers}
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body})
 

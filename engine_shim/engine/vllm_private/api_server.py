@@ -12,14 +12,13 @@ output processor gets the delivered tokens as synthetic outputs of the original
   were; the core gets the tokens that it must count as output (`resume_state`);
 - `RequestOutputCollector` is replaced for our requests by one that never merges later
   tokens into the delivered ones (`outputs`);
-- ids of tool calls are derived from the request, so that every attempt names them alike;
+- random ids in answers are derived from the request (`answer_ids`);
 - completions of several prompts are followed where their outputs are merged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 import weakref
 from collections.abc import AsyncGenerator, Sequence
@@ -29,9 +28,9 @@ from itertools import pairwise
 from typing import Any
 
 from vllm.entrypoints.openai.completion import serving as completion_serving
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMUnprocessableEntityError
 from vllm.outputs import RequestOutput
-from vllm.renderers import chat_utils
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
@@ -45,7 +44,7 @@ from vllm.v1.request import Request
 from relume.engine_shim import identity
 from relume.engine_shim.engine.streams import token_notes
 from relume.engine_shim.engine.streams.handover import HandedOver, note_running
-from relume.engine_shim.engine.vllm_private import engine_core
+from relume.engine_shim.engine.vllm_private import answer_ids, engine_core
 from relume.engine_shim.engine.vllm_private.delivered_tokens import TAIL, packed
 from relume.engine_shim.engine.vllm_private.outputs import OrderedCollector, logprobs_of, record_of
 from relume.engine_shim.generation import (
@@ -70,27 +69,12 @@ def install() -> None:
     engine_core.install()
     async_llm_module.RequestOutputCollector = _collector
     completion_serving.merge_async_iterators = _merged
-    pin_tool_call_ids()
-
-
-def pin_tool_call_ids() -> None:
-    """Make every parser loaded so far take ids of tool calls from the request."""
-    for name, module in list(sys.modules.items()):
-        parser = name.startswith(("vllm.tool_parsers.", "vllm.parser."))
-        if parser and getattr(module, "random_uuid", None) is _stock_uuid:
-            vars(module)["random_uuid"] = _tool_call_uuid
-    chat_utils.random_uuid = _tool_call_uuid
-
-
-def _tool_call_uuid() -> str:
-    generation = CURRENT.get()
-    return _stock_uuid() if generation is None else generation.tool_call_id()
+    answer_ids.pin()
 
 
 _stock_generate = AsyncLLM.generate
 _stock_add_request = AsyncLLM.add_request
 _stock_merged = completion_serving.merge_async_iterators
-_stock_uuid = chat_utils.random_uuid
 
 _PROMPT: ContextVar[int] = ContextVar("relume_prompt", default=0)
 """Which of a body's prompts is being added to the engine."""
@@ -113,13 +97,22 @@ def unfinished() -> int:
     return sum(engine.output_processor.get_num_unfinished_requests() for engine in _engines)
 
 
-def parses_output(app_state: Any, body: dict[str, Any]) -> bool:
-    """Whether a stateful parser reads what this chat request streams."""
-    chat = getattr(app_state, "openai_serving_chat", None)
-    parser = getattr(chat, "parser_cls", None)
+_SERVING = {
+    "/v1/chat/completions": "openai_serving_chat",
+    "/v1/messages": "anthropic_serving_messages",
+}
+"""The handler of a route, as the app's state names it."""
+
+
+def parses_output(app_state: Any, path: str, body: dict[str, Any]) -> bool:
+    """Whether a stateful parser reads what this request to `path` streams."""
+    serving = getattr(app_state, _SERVING.get(path, ""), None)
+    parser = getattr(serving, "parser_cls", None)
     if parser is None:
         return False
-    return bool(parser.reasoning_parser_cls or body.get("tools") or body.get("functions"))
+    if parser.reasoning_parser_cls or body.get("tools") or body.get("functions"):
+        return True
+    return path == "/v1/messages" and "tool_addition" in str(body.get("messages"))
 
 
 # --- following what the handler takes ----------------------------------------------
@@ -183,6 +176,9 @@ async def _followed(
         wrapped = isinstance(error, EngineGenerateError) and error.__cause__
         cause = wrapped or error
         generation.failure, generation.error = failure_kind(cause), str(cause)
+        if not generation.failure:
+            refused = create_error_response(cause)
+            generation.refused = refused.error.code, refused.model_dump_json().encode()
         raise
     finally:
         await outputs.aclose()
@@ -394,10 +390,7 @@ def _deliver_again(
                     new_logprobs=logprobs.slice_request(at, size) if logprobs else None,
                     finish_reason=finish_reason if last else None,
                     stop_reason=stop_reason if last else None,
-                    prefill_stats=PrefillStats(
-                        num_prompt_tokens=len(request.prompt_token_ids or ()),
-                        num_cached_tokens=generation.cached_tokens,
-                    ),
+                    prefill_stats=_prefill_stats(engine, generation, request),
                 )
             ]
         )
@@ -406,6 +399,20 @@ def _deliver_again(
     if state.stats is not None:
         # The next token's latency is counted from here, not from the epoch.
         state.stats.first_token_ts = state.stats.last_token_ts = time.monotonic()
+
+
+def _prefill_stats(
+    engine: AsyncLLM, generation: Generation, request: EngineCoreRequest
+) -> PrefillStats:
+    """What the first worker's engine counted of the prompt. It wrote all of its whole blocks that
+    were not cached."""
+    prompt, cache = len(request.prompt_token_ids or ()), engine.vllm_config.cache_config
+    whole = prompt - prompt % cache.block_size if cache.enable_prefix_caching else 0
+    return PrefillStats(
+        num_prompt_tokens=prompt,
+        num_cached_tokens=generation.cached_tokens,
+        num_cache_creation_tokens=max(0, whole - generation.cached_tokens),
+    )
 
 
 def _end_of(request: EngineCoreRequest, tail: Sequence[int], max_model_len: int) -> tuple:

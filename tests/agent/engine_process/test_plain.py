@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -55,6 +56,24 @@ def test_a_stream_that_breaks_off_is_not_complete() -> None:
     assert not stream.complete
     stream.feed(b"data: [DONE]\n\ndata: {")
     assert not stream.complete
+
+
+def event(kind: str, **content: object) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **content})}\n\n".encode()
+
+
+def test_events_of_messages_are_counted_and_end() -> None:
+    stream = PlainStream()
+    begun = event("message_start", message={"content": [], "stop_reason": None})
+    opened = event("content_block_start", content_block={"type": "text", "text": ""})
+    assert [stream.feed(begun)[1], stream.feed(opened)[1]] == [0, 0]
+    for delta in ({"text": "so"}, {"thinking": "so"}, {"partial_json": "{"}):
+        assert stream.feed(event("content_block_delta", delta=delta))[1] == 1
+    assert not stream.complete
+    stream.feed(event("message_stop"))
+    assert stream.complete
+    stream.feed(event("message_delta", delta={"stop_reason": "end_turn"}))
+    assert stream.finish == "end_turn"
 
 
 def test_an_endless_event_is_refused() -> None:

@@ -163,6 +163,43 @@ async def test_refusal_told_inside_a_stream_becomes_a_plain_one() -> None:
     assert json.loads(handler.server.bodies[0]) == error
 
 
+REFUSAL = 422, b'{"error":{"message":"cannot resume","code":422}}'
+BARE = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"m"}}\n\n'
+
+
+@pytest.mark.parametrize("refused", (None, REFUSAL))
+async def test_an_error_event_without_a_status_has_that_of_its_cause(refused: Any) -> None:
+    """Of Anthropic's API: the event itself only says that something was wrong."""
+    handler = Handler()
+    await handler.start()
+    handler.generation.refused = refused
+    await handler.body(BARE)
+    await handler.body(b"", more=False)
+    status, body = refused or (
+        500,
+        b'{"type":"error","error":{"type":"internal_error","message":"m"}}',
+    )
+    assert (handler.server.status, handler.server.bodies) == (status, [body])
+
+
+async def test_a_handler_that_raises_a_refusal_is_answered_with_it() -> None:
+    handler = Handler()
+    await handler.start()
+    handler.generation.refused = REFUSAL
+    assert await handler.response.fail(ValueError("cannot resume"))
+    assert (handler.server.status, handler.server.bodies) == (422, [REFUSAL[1]])
+
+
+async def test_a_bare_error_event_after_tokens_is_not_shown() -> None:
+    handler = Handler()
+    await handler.start()
+    await handler.output(7, shown=b"event: a\ndata: {}\n\n")
+    await handler.body(BARE)
+    await handler.body(b"", more=False)
+    assert handler.server.frames[-1] == Failure("internal", "m")
+    assert len(handler.server.frames) == 2
+
+
 async def test_error_event_after_tokens_is_not_shown() -> None:
     handler = Handler()
     await handler.start()

@@ -9,19 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relume.controlplane.gateway.errors import ClientError
+from relume.controlplane.gateway.openai.apis import CHAT, COMPLETIONS, MESSAGES, Api
 from relume.controlplane.gateway.openai.body import limit_output, parse
 
 GREEDY = {"model": "m", "prompt": "hello", "temperature": 0}
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+TALK = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
 TOOL = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
+APIS = (COMPLETIONS, CHAT, MESSAGES)
+
+
 def verdict(**extra):
-    return parse(json.dumps({**GREEDY, **extra}).encode(), chat=False)
+    return parse(json.dumps({**GREEDY, **extra}).encode(), COMPLETIONS)
 
 
 def chat(**extra):
-    return parse(json.dumps({**CHAT, **extra}).encode(), chat=True)
+    return parse(json.dumps({**TALK, **extra}).encode(), CHAT)
+
+
+def messages(**extra):
+    return parse(json.dumps({**TALK, "max_tokens": 64, **extra}).encode(), MESSAGES)
 
 
 EXACT = [
@@ -146,6 +154,60 @@ def test_chat_verdicts(extra, expected, reason):
     assert (got.verdict, got.reason) == (expected, reason)
 
 
+USE = {"name": "f", "input_schema": {"type": "object"}}
+ADDED = [{"role": "system", "content": [{"type": "tool_addition", "tool": {"name": "f"}}]}]
+IMAGE = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected", "reason", "needs"),
+    [
+        ({}, "exact", "", ()),
+        ({"system": "s", "stop_sequences": ["x"], "top_k": 4, "stream": True}, "exact", "", ()),
+        ({"thinking": {"type": "disabled"}, "metadata": {"user_id": "u"}}, "exact", "", ()),
+        ({"output_config": {"effort": "low"}}, "exact", "", ()),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            "exact",
+            "",
+            ("structured",),
+        ),
+        ({"tools": [USE]}, "exact", "", ("parsers",)),
+        ({"tools": [USE], "tool_choice": {"type": "auto"}}, "exact", "", ("parsers",)),
+        ({"tools": [USE], "tool_choice": {"type": "none"}}, "exact", "", ()),
+        (
+            {"tools": [USE], "tool_choice": {"type": "any"}},
+            "exact",
+            "",
+            ("parsers", "structured"),
+        ),
+        ({"messages": ADDED}, "exact", "", ("parsers",)),
+        ({"messages": IMAGE}, "replay", "multimodal input", ()),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "replay", "thinking", ()),
+        ({"brand_new": 1}, "replay", "unknown field 'brand_new'", ()),
+        ({"temperature": 0.7, "seed": 3}, "sampled", "unseeded sampling", ()),
+        ({"temperature": None}, "sampled", "temperature not set", ()),
+    ],
+    ids=str,
+)
+def test_verdicts_of_messages(extra, expected, reason, needs):
+    """vLLM reads no seed there: a request with one is sampled like any other."""
+    got = messages(**extra)
+    assert (got.verdict, got.reason, got.needs) == (expected, reason, needs)
+
+
+def test_what_a_message_asks_for_is_estimated():
+    got = messages(system="x" * 400, messages=[{"role": "user", "content": "y" * 400}])
+    assert got.estimated and 200 <= got.prompt_tokens <= 230 and not got.countable
+    assert (got.max_tokens, got.model) == (64, "m")
+
+
+def test_a_limit_leaves_messages_their_budget_of_thinking():
+    thinking = {"type": "enabled", "budget_tokens": 2048}
+    body, most, applied = limited(100, MESSAGES, max_tokens=4000, thinking=thinking)
+    assert body["max_tokens"] == most == applied == 2049
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -164,7 +226,7 @@ def test_chat_verdicts(extra, expected, reason):
 )
 def test_malformed_json_is_the_clients_error(body):
     with pytest.raises(ClientError) as caught:
-        parse(body, chat=False)
+        parse(body, COMPLETIONS)
     assert caught.value.status == 400
 
 
@@ -213,27 +275,27 @@ def test_absurd_values_name_their_field(field, value):
 
 
 def test_missing_prompt_or_messages():
-    for body, is_chat in ((b'{"model":"m"}', False), (b'{"model":"m"}', True)):
+    for api in APIS:
         with pytest.raises(ClientError, match="is required"):
-            parse(body, chat=is_chat)
+            parse(b'{"model":"m"}', api)
     with pytest.raises(ClientError, match="must be an array"):
-        parse(b'{"messages":"hi"}', chat=True)
+        parse(b'{"messages":"hi"}', CHAT)
 
 
 def test_body_is_passed_on_unchanged_unless_something_is_stripped():
     body = b' {"prompt" : "h\\u00e9", "temperature":0 , "x": [1, {"a":"\\n"}]} '
-    assert parse(body, chat=False).body is body
+    assert parse(body, COMPLETIONS).body is body
     hostile = (
         b'{"prompt":"h\\u00e9","kv_transfer_params":{"a":1},"ec_transfer_params":2,"temperature":0}'
     )
-    stripped = parse(hostile, chat=False)
+    stripped = parse(hostile, COMPLETIONS)
     assert json.loads(stripped.body) == {"prompt": "hé", "temperature": 0}
     assert stripped.verdict == "exact"
 
 
 def test_escaped_and_repeated_names_do_not_smuggle_kv_transfer_params():
     hostile = b'{"prompt":"a","kv_transfer_p\\u0061rams":{"x":1},"kv_transfer_params":1}'
-    assert json.loads(parse(hostile, chat=False).body) == {"prompt": "a"}
+    assert json.loads(parse(hostile, COMPLETIONS).body) == {"prompt": "a"}
 
 
 def test_prompt_tokens_are_counted_for_ids_and_estimated_for_text():
@@ -264,10 +326,10 @@ names = st.sampled_from(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.dictionaries(names, values), st.booleans())
-def test_any_object_is_parsed_or_refused_as_the_clients_error(body, is_chat):
+@given(st.dictionaries(names, values), st.sampled_from(APIS))
+def test_any_object_is_parsed_or_refused_as_the_clients_error(body, api):
     try:
-        got = parse(json.dumps(body).encode(), chat=is_chat)
+        got = parse(json.dumps(body).encode(), api)
     except ClientError as error:
         assert 400 <= error.status < 500
     else:
@@ -279,36 +341,38 @@ def test_any_object_is_parsed_or_refused_as_the_clients_error(body, is_chat):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=100), st.booleans())
-def test_any_bytes_are_parsed_or_refused(body, is_chat):
+@given(st.binary(max_size=100), st.sampled_from(APIS))
+def test_any_bytes_are_parsed_or_refused(body, api):
     try:
-        parse(body, chat=is_chat)
+        parse(body, api)
     except ClientError as error:
         assert 400 <= error.status < 500
 
 
-def limited(limit: int, chat: bool = False, **extra: object) -> tuple[dict[str, object], int, int]:
+def limited(
+    limit: int, api: Api = COMPLETIONS, **extra: object
+) -> tuple[dict[str, object], int, int]:
     """The body with a limit of output tokens, its `max_tokens`, and the limit that was applied."""
-    given = json.dumps({**(CHAT if chat else GREEDY), **extra}).encode()
-    found = limit_output(parse(given, chat=chat), limit, chat=chat)
+    plain = GREEDY if api is COMPLETIONS else TALK
+    found = limit_output(parse(json.dumps({**plain, **extra}).encode(), api), limit, api)
     body = json.loads(found.body)
-    assert parse(found.body, chat=chat).max_tokens == found.max_tokens
-    assert {k: v for k, v in body.items() if "tokens" not in k} == (CHAT if chat else GREEDY)
+    assert parse(found.body, api).max_tokens == found.max_tokens
+    assert {k: v for k, v in body.items() if "tokens" not in k and k not in extra} == plain
     return body, found.max_tokens, found.output_limit
 
 
-@pytest.mark.parametrize("chat", [False, True])
-def test_a_limit_lowers_what_a_request_may_generate(chat: bool) -> None:
-    body, most, applied = limited(100, chat, max_tokens=500)
+@pytest.mark.parametrize("api", [COMPLETIONS, CHAT, MESSAGES])
+def test_a_limit_lowers_what_a_request_may_generate(api: Api) -> None:
+    body, most, applied = limited(100, api, max_tokens=500)
     assert body["max_tokens"] == most == applied == 100
-    body, most, applied = limited(100, chat, max_tokens=99)
+    body, most, applied = limited(100, api, max_tokens=99)
     assert (body["max_tokens"], most, applied) == (99, 99, 0)
 
 
 def test_a_limit_applies_where_none_was_given_and_to_the_name_that_was() -> None:
-    body, *_ = limited(100, chat=True)
+    body, *_ = limited(100, CHAT)
     assert body["max_tokens"] == 100
-    body, *_ = limited(100, chat=True, max_completion_tokens=700)
+    body, *_ = limited(100, CHAT, max_completion_tokens=700)
     assert body["max_completion_tokens"] == 100 and "max_tokens" not in body
     body, most, applied = limited(100)
     assert ("max_tokens" in body, most, applied) == (False, 16, 0), "vLLM's own default is lower"

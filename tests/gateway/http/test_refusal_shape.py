@@ -8,6 +8,7 @@ import pytest
 
 from relume.controlplane.gateway.errors import ClientError
 from relume.controlplane.gateway.http.replies import as_openai_error
+from relume.controlplane.gateway.openai.apis import COMPLETIONS
 from relume.controlplane.gateway.openai.body import parse
 
 
@@ -38,5 +39,5 @@ def test_a_refusal_in_openais_shape_is_left_as_it_is() -> None:
 def test_text_that_is_no_utf_8_never_reaches_a_worker(text: bytes) -> None:
     body = b'{"model": "tiny", "prompt": "' + text + b'"}'
     with pytest.raises(ClientError) as refused:
-        parse(body, chat=False)
+        parse(body, COMPLETIONS)
     assert refused.value.status == 400

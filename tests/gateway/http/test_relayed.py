@@ -50,7 +50,9 @@ async def test_workers_that_are_all_full_are_503_also_on_relayed_routes(rig):
 FORGED = {"kv_transfer_params": {"remote_block_ids": [1]}, "ec_transfer_params": {"a": 1}}
 
 
-@pytest.mark.parametrize("route", ["/v1/responses", "/v1/messages", "/inference/v1/generate"])
+@pytest.mark.parametrize(
+    "route", ["/v1/responses", "/v1/messages/count_tokens", "/inference/v1/generate"]
+)
 @pytest.mark.parametrize("kind", ["application/json", "application/vnd.x+JSON; charset=utf-8", ""])
 async def test_clients_cannot_name_kv_blocks_on_relayed_routes(rig, route, kind):
     body = json.dumps({"model": "m", "input": "hi", **FORGED}).encode()
