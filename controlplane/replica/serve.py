@@ -167,7 +167,7 @@ async def _serve(config: ServeConfig) -> None:
             admin = await stack.enter_async_context(
                 AdminServer(replica, config, etcd.reader(), log_id)
             )
-            gateway.metrics = admin.metrics_page
+            gateway.service.metrics = admin.metrics_page
             if gateway.tokens is not None:
                 admin.metrics.registry.register(TokenCollector(gateway.tokens))
         starting, progress.gateway = None, gateway

@@ -46,7 +46,7 @@ def rig():
                 yield Rig(fleet, scheduler, gateway)
             assert not scheduler.arrivals, "a request without its terminal event"
             assert gateway.counters.in_flight == 0
-            assert gateway.bodies_bytes == 0
+            assert gateway.service.bodies_bytes == 0
             assert not gateway._attempts
             assert all(a.open_streams == 0 for a in gateway.activity.values())
         finally:

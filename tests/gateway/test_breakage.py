@@ -187,7 +187,7 @@ async def test_a_request_whose_failure_cannot_be_told_ends_all_the_same(rig, mon
 async def test_a_bug_at_the_door_is_a_500(rig, monkeypatch, method):
     async with rig() as r:
         with monkeypatch.context() as patch:
-            patch.setattr(r.gateway, method, raising)
+            patch.setattr(r.gateway.service, method, raising)
             answer = await r.ask(TEXT, BODY)
         assert answer.status == 500
         assert answer.json()["error"]["message"] == "the gateway failed on this request"

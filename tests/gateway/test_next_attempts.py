@@ -9,7 +9,7 @@ import openai
 import pytest
 import structlog
 
-from relume.controlplane.gateway import endpoint
+from relume.controlplane.gateway import request_service
 from relume.controlplane.stream import error_codes
 from relume.controlplane.telemetry.logs import setup_logging
 from relume.events.log.errors import LogUnavailable
@@ -393,7 +393,7 @@ async def test_a_closed_stream_of_the_process_s_log_costs_no_request_its_answer(
 
     out = (tmp_path / "log").open("w")
     setup_logging("info", "json", out)
-    monkeypatch.setattr(endpoint, "log", structlog.get_logger("relume.gateway"))
+    monkeypatch.setattr(request_service, "log", structlog.get_logger("relume.gateway"))
     out.close()
     async with rig(engines=1) as r:
         arrived, r.scheduler.arrived = r.scheduler.arrived, unwritable

@@ -63,7 +63,7 @@ async def test_a_client_that_leaves_while_it_waits_ends_its_request(rig):
         room = r.scheduler.waiting = AdmissionQueue()
         asked = asyncio.create_task(r.ask(TEXT, BODY))
         await asyncio.wait_for(room.came.wait(), 10)
-        for client in list(r.gateway.clients):
+        for client in list(r.gateway.service.clients):
             client.abort()
         with pytest.raises((OSError, asyncio.IncompleteReadError)):
             await asked

@@ -23,7 +23,6 @@ from relume.chaos.sim.message_ports import Ask, Caller
 from relume.chaos.sim.world.network import Wires
 from relume.chaos.sim.world.virtual_loop import Process
 from relume.controlplane.gateway.config import GatewayConfig
-from relume.controlplane.gateway.context import Context
 from relume.controlplane.gateway.endpoint import Gateway
 from relume.controlplane.gateway.http.replies import Reply, error_reply
 from relume.controlplane.gateway.ports import SchedulerPort
@@ -89,20 +88,9 @@ class SimGateway(Gateway):
         self._connections: dict[str, SimClientConnection] = {}
         streams = self._streams
         session: Any = SimSession
-        self._streams = Streams(self.config.resume, streams._wall_clock, streams._entropy, session)
-        self._pool = SimPool(wires, process, self.config)
-        self.activity = self._pool.activity
+        streams = Streams(self.config.resume, streams._wall_clock, streams._entropy, session)
         counts: Any = PromptCounts(process.name)
-        self._context = Context(
-            scheduler=scheduler,
-            pool=self._pool,
-            config=self.config,
-            clock=clock,
-            spawn=self._spawn,
-            counters=self.counters,
-            attempts=self._attempts,
-            tokens=counts,
-        )
+        self._assemble(SimPool(wires, process, self.config), streams, counts)
 
     async def start(self) -> None:
         """Start without a socket: the network gives it an address."""
@@ -132,7 +120,7 @@ class SimGateway(Gateway):
             return
         is_relayed = what.kind == "relayed"
         arrival = Arrival(
-            request=self._new_id(), model=model, route=RELAYED_PATH if is_relayed else PATH,
+            request=self.service.new_id(), model=model, route=RELAYED_PATH if is_relayed else PATH,
             stream=style_of(what.content_id, what.kind) not in (WHOLE, RELAYED), prompt_tokens=what.prompt_tokens,
             max_tokens=0 if is_relayed else what.output_tokens, verdict=Guarantee(what.verdict),
             reason=_REASONS.get(what.kind, ""), protected=not is_relayed,
@@ -156,7 +144,7 @@ class SimGateway(Gateway):
                 relayed=_relayed(what) if is_relayed else None,
             )
             session = SimSession(self._context, client, stream)
-        refused = self._started(session)
+        refused = self.service.started(session)
         if isinstance(refused, Reply):
             client.forget()
             caller.refused(refused.status, "not taken")

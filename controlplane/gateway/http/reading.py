@@ -47,7 +47,7 @@ class Request(Struct, kw_only=True):
 
 
 class RequestIntake(Protocol):
-    """Who may come in; offered by `gateway.Gateway`. `bodies_bytes`: of all bodies held."""
+    """Who may come in; offered by `request_service.RequestService`. `bodies_bytes`: of all bodies held."""
 
     config: GatewayConfig
     bodies_bytes: int

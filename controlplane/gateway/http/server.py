@@ -46,7 +46,7 @@ class ActiveExchange(Protocol):
 
 
 class Service(RequestIntake, Protocol):
-    """What the connections of one gateway share; offered by `gateway.Gateway`."""
+    """What the connections of one gateway share; offered by `request_service.RequestService`."""
 
     counters: Counters
     clock: Callable[[], float]

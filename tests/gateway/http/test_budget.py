@@ -30,14 +30,14 @@ async def test_a_declared_body_is_reserved_before_it_arrives(rig):
     async with rig(max_bodies_bytes=1000) as r:
         async with r.client() as slow:
             slow.writer.write(head(900) + b"x")
-            await until(lambda: r.gateway.bodies_bytes == 900)
+            await until(lambda: r.gateway.service.bodies_bytes == 900)
             async with r.client() as second:
                 second.send(TEXT, b"y" * 200)
                 answer = await second.answer()
             assert answer.status == 503
             assert int(answer.headers["retry-after"]) > 0
             assert (await r.ask(TEXT, BODY)).status == 200  # what fits is served
-        await until(lambda: r.gateway.bodies_bytes == 0)
+        await until(lambda: r.gateway.service.bodies_bytes == 0)
         assert (await r.ask(TEXT, BODY + b" " * 500)).status == 200
 
 
@@ -45,13 +45,13 @@ async def test_chunked_bodies_are_counted_as_they_arrive(rig):
     async with rig(max_bodies_bytes=1000) as r:
         async with r.client() as first, r.client() as second:
             first.writer.write(head(None) + b"258\r\n" + b"x" * 600)
-            await until(lambda: r.gateway.bodies_bytes == 600)
+            await until(lambda: r.gateway.service.bodies_bytes == 600)
             second.writer.write(head(None) + b"258\r\n" + b"x" * 600)
             answer = await second.answer()
             assert answer.status == 503
             assert int(answer.headers["retry-after"]) > 0
-            assert r.gateway.bodies_bytes == 600
-        await until(lambda: r.gateway.bodies_bytes == 0)
+            assert r.gateway.service.bodies_bytes == 600
+        await until(lambda: r.gateway.service.bodies_bytes == 0)
 
 
 async def test_a_chunked_body_beyond_its_own_limit_is_413(rig):

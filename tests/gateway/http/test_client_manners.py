@@ -58,11 +58,11 @@ async def test_pipeline_is_bounded(rig):
 
 async def test_pipelining_client_that_never_reads_is_not_buffered_without_end(rig):
     async with rig(stream_buffer_bytes=64 << 10) as r:
-        r.gateway.metrics = lambda: b"m" * 100_000
+        r.gateway.service.metrics = lambda: b"m" * 100_000
         async with r.client() as client:
             client.writer.transport.pause_reading()
-            await until(lambda: r.gateway.clients)
-            connection = next(iter(r.gateway.clients))
+            await until(lambda: r.gateway.service.clients)
+            connection = next(iter(r.gateway.service.clients))
             for _ in range(50):
                 client.writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 20)
                 await asyncio.sleep(0)
@@ -150,7 +150,7 @@ async def held_back(r, worker: str, engine: Engine) -> None:
     """Wait until `engine` can write no more, since the client of the only stream reads nothing."""
 
     def stands() -> bool:
-        for connection in r.gateway.clients:
+        for connection in r.gateway.service.clients:
             assert buffered_for(connection) < 1 << 20, "memory is bounded all the while"
         activity = r.gateway.activity.get((worker, 3))
         reads = activity is None or activity.open_streams > 0
@@ -184,7 +184,7 @@ async def test_failover_while_the_client_is_slow(rig):
             client.writer.transport.pause_reading()
             client.send(TEXT, stream_body(), headers="x-request-id: q\r\n")
             async with asyncio.timeout(20):
-                await until(lambda: any(map(buffered_for, r.gateway.clients)), 20)
+                await until(lambda: any(map(buffered_for, r.gateway.service.clients)), 20)
                 assert r.gateway.break_streams("w0", 3, "stall") == 1
                 while not r.engines[1].seen:
                     await asyncio.sleep(0.01)
@@ -240,6 +240,6 @@ async def test_client_that_leaves_before_its_body_is_complete(rig):
             client.writer.write(
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\nabc"
             )
-            await until(lambda: r.gateway.bodies_bytes == 500)
-        await until(lambda: r.gateway.bodies_bytes == 0)
+            await until(lambda: r.gateway.service.bodies_bytes == 500)
+        await until(lambda: r.gateway.service.bodies_bytes == 0)
         assert not r.scheduler.log

@@ -62,14 +62,14 @@ async def test_100_mb_body_is_refused_unread(rig):
             answer = await client.answer()
             assert is_openai_error(answer, 413, "body_too_large")
             assert answer.headers["connection"] == "close"
-        assert r.gateway.bodies_bytes == 0
+        assert r.gateway.service.bodies_bytes == 0
 
 
 async def test_client_that_sends_its_100_mb_before_it_listens_still_reads_413(rig):
     async with rig() as r:
         status, _sent = await flood(r.gateway.port, 100 << 20)
         assert status == 413
-        assert r.gateway.bodies_bytes == 0
+        assert r.gateway.service.bodies_bytes == 0
 
 
 async def test_refused_body_is_cut_off_in_the_end(rig):
@@ -237,7 +237,7 @@ async def test_slow_headers_and_bodies_are_bounded(rig):
             drip = asyncio.create_task(dribble(client, b"x", 0.02))
             assert is_openai_error(await client.answer(), 408)
             drip.cancel()
-        await until(lambda: not r.gateway.clients)
+        await until(lambda: not r.gateway.service.clients)
 
 
 async def dribble(client: RawClient, data: bytes, pause_s: float) -> None:
@@ -252,7 +252,7 @@ async def test_idle_connections_are_closed_after_their_time(rig):
             await client.ask("/live", method="GET")
             async with asyncio.timeout(5):
                 assert await client.reader.read() == b""
-        await until(lambda: not r.gateway.clients)
+        await until(lambda: not r.gateway.service.clients)
 
 
 async def test_1000_idle_connections_cost_little_and_delay_no_request(rig):
@@ -261,13 +261,13 @@ async def test_1000_idle_connections_cost_little_and_delay_no_request(rig):
         clients = [r.client() for _ in range(1000)]
         for client in clients:
             await client.__aenter__()
-        await until(lambda: len(r.gateway.clients) == 1000)
+        await until(lambda: len(r.gateway.service.clients) == 1000)
         answer = await r.ask(TEXT, stream_body(), headers="x-request-id: q\r\n")
         assert answer.body.endswith(b"[DONE]\n\n")
         assert (rss_bytes() - before) / 1000 < 60_000  # both ends live in this process
         for client in clients:
             await client.__aexit__()
-        await until(lambda: not r.gateway.clients)
+        await until(lambda: not r.gateway.service.clients)
 
 
 def rss_bytes() -> int:
@@ -279,7 +279,7 @@ async def test_connections_beyond_the_limit_are_turned_away(rig):
         clients = [r.client() for _ in range(3)]
         for client in clients:
             await client.__aenter__()
-        await until(lambda: len(r.gateway.clients) == 3)
+        await until(lambda: len(r.gateway.service.clients) == 3)
         async with r.client() as fourth:
             assert is_openai_error(await fourth.answer(), 503)
         for client in clients:

@@ -57,7 +57,7 @@ async def test_metrics_are_delegated(rig):
         }
     ) as r:
         assert (await r.ask("/metrics", method="GET")).status == 404
-        r.gateway.metrics = lambda: b"relume_up 1\n"
+        r.gateway.service.metrics = lambda: b"relume_up 1\n"
         answer = await r.ask("/metrics", method="GET")
         assert answer.body == b"relume_up 1\n"
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
