@@ -17,7 +17,7 @@ from deploy.docs import (
     settings_page,
 )
 from deploy.docs.monitoring import alerts_page, grafana_model, prometheus_rules
-from deploy.docs.monitoring.dashboard_panels import DASHBOARDS
+from deploy.docs.monitoring.dashboard_table import DASHBOARDS
 from deploy.docs.site import CHECKOUT
 
 PAGES: Mapping[str, Callable[[], str]] = {

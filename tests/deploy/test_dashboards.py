@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from deploy.docs.monitoring import recorded_series
-from deploy.docs.monitoring.dashboard_panels import DASHBOARDS, Panel
+from deploy.docs.monitoring.dashboard_table import DASHBOARDS
 from deploy.docs.monitoring.grafana_model import dashboard
+from deploy.docs.monitoring.panels import Panel
 from relume.controlplane.telemetry.metric_table import FLEET, HISTOGRAM, TABLE, Metric
 from tests.deploy.test_alerts import DEPLOY, promtool  # noqa: F401  a fixture
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deploy.docs.monitoring.alert_table import ALERTS
-from deploy.docs.monitoring.dashboard_panels import DASHBOARDS
+from deploy.docs.monitoring.dashboard_table import DASHBOARDS
 from deploy.docs.monitoring.recorded_series import FAILED_RATIO, RECORDED, quantile_series
 from relume.controlplane.telemetry.metric_table import FLEET, TABLE
 from tests.deploy.test_alerts import RULES, promtool  # noqa: F401  a fixture

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from deploy.docs.monitoring.dashboard_panels import DASHBOARDS, Panel
+from deploy.docs.monitoring.dashboard_table import DASHBOARDS
+from deploy.docs.monitoring.panels import Panel
 
 
 def _panel(number: int, panel: Panel, x: int, y: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from deploy.docs.monitoring.dashboard_panels import DASHBOARDS
+from deploy.docs.monitoring.dashboard_table import DASHBOARDS
 from relume.controlplane.local.local_fleet import FleetOptions
 from tests.deploy.test_alerts import DEPLOY
 from tests.etcd_server import free_port
