@@ -23,6 +23,10 @@ def _tcp() -> str:
     return "needs an engine that does so: TCP delivers each byte once and in order"
 
 
+def _replicas() -> str:
+    return "needs a link from each replica to each worker: a worker's relay takes all of them"
+
+
 def _engine() -> str:
     return "needs an engine that does so: a real one has no such switch"
 
@@ -49,6 +53,7 @@ _WHY: Mapping[str, Callable[[], str]] = {
     "etcd-restored": _etcdctl,
     "frame-lost": _tcp,
     "frame-repeated": _tcp,
+    "cut-from-half": _replicas,
     "dispatch-refused": _engine,
     "answer-broken": _engine,
     "stream-stuck": _failpoint,

@@ -128,6 +128,8 @@ def _outages(run: Outcome) -> Iterator[tuple[int, int]]:
 
 def _cut_from(run: Outcome, fired: FiredFault) -> str:
     """What the fault cut its targets from; empty if it is no cut."""
+    if fired.what == "cut-from-half":
+        return "gateway"
     if fired.what not in ("cut", "cut-one-way"):
         return ""
     return next(p.peer or "" for p in run.schedule.faults if p.name == fired.name)

@@ -137,6 +137,11 @@ FAULTS: Mapping[str, FaultKind] = {
     ),
     "domain-loss": FaultKind(about="every process of a failure domain dies", target="domain"),
     "cut": FaultKind(about="a link carries nothing", target="worker", lasts="must", peers=_LINKS),
+    "cut-from-half": FaultKind(
+        about="half of the replicas, rounded down, cannot reach a worker, which cannot reach them",
+        target="worker",
+        lasts="must",
+    ),
     "cut-one-way": FaultKind(
         about="a link carries nothing from the target to the peer",
         target="worker",

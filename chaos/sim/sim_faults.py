@@ -303,6 +303,19 @@ class Faults(LogFaults):
         rule = fleet.wires.cut(target, "", kind, both)
         return lambda: fleet.wires.heal(rule)
 
+    def _cut_from_half(self, planned: PlannedFault, target: str) -> Undo:
+        wires, planes = self._fleet.wires, list(self._fleet.planes)
+        engine = self._fleet.hosts[target].engine
+        if engine is not None and engine.process.alive:
+            self._fleet.clients.flush_everything()
+        rules = [wires.cut(target, name, "gateway") for name in planes[: len(planes) // 2]]
+
+        def undo() -> None:
+            for rule in rules:
+                wires.heal(rule)
+
+        return undo
+
     def _cut_one_way(self, planned: PlannedFault, target: str) -> Undo:
         return self._cut(planned, target, both=False)
 

@@ -15,6 +15,7 @@ FOUND = [
     ("the-floor-counts-workers-of-other-models", "all-drained", 1, "I27"),
     ("two-drains-of-one-group-leave-no-worker", "all-drained", 1, "I27"),
     ("acknowledgement-covers-later-records", "trusted-again", 1, "I18"),
+    ("half-of-the-replicas-exclude-for-all", "half-cannot-reach", 3, "I9"),
 ]
 
 

@@ -25,6 +25,7 @@ from relume.chaos.runner.composed.compose_faults import (
     FEWEST_PLANES,
     FRAMES,
     GARBLED,
+    HALF,
     SLOW,
     STRAY,
     STUCK,
@@ -32,8 +33,10 @@ from relume.chaos.runner.composed.compose_faults import (
     UNREADABLE,
     absurd,
     at_effects,
+    cut_from_half,
     damaged,
     drawn_fault,
+    four_replicas,
     garbled,
     nobody_left,
     of_answers,
@@ -100,7 +103,7 @@ NOT_DRAWN = (RENEWAL,)
 
 _APART = (
     SLOW, *_LATER, *FRAMES, *ANSWERS, ERRORS, STUCK, _FLIPPED, _FILES, _UNSEEN, UNREADABLE, GARBLED,
-    TERMINATE, DAMAGED, STRAY, ABSURD, *_PATHS, *NOT_DRAWN,
+    TERMINATE, DAMAGED, STRAY, ABSURD, HALF, *_PATHS, *NOT_DRAWN,
 )  # fmt: skip
 
 _IN_RECOVERY = (
@@ -124,11 +127,13 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
     fleet, traffic = _with_queueing(seed, fleet, traffic)
     fleet, traffic, again = _in_recovery(seed, fleet, traffic, without)
     traffic = _clients(seed, traffic)
-    fleet, traffic = _short_of_capacity(seed, fleet, traffic)
+    if not again:  # it needs its traffic
+        fleet, traffic = _short_of_capacity(seed, fleet, traffic)
     fleet, traffic = _with_spares(seed, fleet, traffic)
     fleet, traffic, while_away = _while_away(seed, fleet, traffic, without)
     fleet, flipped = _flipped(seed, fleet, without)
     fleet, unseen = _checked(seed, fleet, without)
+    fleet = four_replicas(seed, fleet)
     is_stuck = bool(stuck_streams(seed, fleet, without))
     fleet = _in_disorder(seed, fleet, is_stuck)
     late: tuple[Fault, ...] = ()
@@ -151,6 +156,7 @@ def compose(seed: int, without: Collection[str] = ()) -> Scenario:
         *unreadable(seed, without),
         *damaged(seed, without),
         *stray(seed, without),
+        *cut_from_half(seed, fleet, without),
         *absurd(seed, without),
         *garbled(seed, fleet, without),
         *terminated(seed, without),

@@ -6,6 +6,8 @@ from collections.abc import Collection
 from random import Random
 from typing import cast
 
+from msgspec.structs import replace
+
 from relume.chaos.scenario.catalogue import FAULTS, PHASES, FaultKind
 from relume.chaos.scenario.checks import targets
 from relume.chaos.scenario.language import (
@@ -31,6 +33,7 @@ UNREADABLE, GARBLED = "record-unreadable", "reports-unreadable"
 
 TERMINATE, DAMAGED = "agent-terminate", "segment-damaged"
 STRAY, ABSURD = "stray-key", "notice-absurd"
+HALF = "cut-from-half"
 
 _AMOUNTS = {
     "worker-slow": (2.0, 20.0), "reload-fails": (1, 3), "block-corrupt": (1, 32),
@@ -153,6 +156,21 @@ def stray(seed: int, without: Collection[str]) -> tuple[Fault, ...]:
     if rng.random() >= 1 / 25 or STRAY in without:
         return ()
     return (Fault(what=STRAY, when=When(at_s=at_s), target=target),)
+
+
+def four_replicas(seed: int, fleet: Fleet) -> Fleet:
+    """In one of fifteen seeds, four replicas. Drawn separately, as above."""
+    rng = Random(f"compose-half:{seed}")
+    return replace(fleet, control_planes=4) if rng.random() < 1 / 15 else fleet
+
+
+def cut_from_half(seed: int, fleet: Fleet, without: Collection[str]) -> tuple[Fault, ...]:
+    """Two of four replicas cannot reach a worker for a while. Drawn separately, as above."""
+    rng = Random(f"compose-half-cut:{seed}")
+    at_s, for_s = round(rng.uniform(0.5, 6), 3), round(rng.uniform(4, 12), 2)
+    if fleet.control_planes < 4 or HALF in without:
+        return ()
+    return (Fault(what=HALF, when=When(at_s=at_s), target="any", for_s=for_s),)
 
 
 def absurd(seed: int, without: Collection[str]) -> tuple[Fault, ...]:

@@ -24,7 +24,7 @@ BOUND_MS = 500
 """The replica decides when it folds the loss; the rest is its way into the log and back."""
 
 
-_DELAYS = frozenset(("link-slow", "cut", "cut-one-way", "agent-stop", "cpu-limit"))
+_DELAYS = frozenset(("link-slow", "cut", "cut-one-way", "cut-from-half", "agent-stop", "cpu-limit"))
 """Faults of its host by which the news of a lost state daemon come later."""
 
 

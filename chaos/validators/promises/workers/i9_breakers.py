@@ -5,7 +5,7 @@ that revision, if it is about the same incarnation. A half-open breaker is for o
 at most as many requests there as the decision says; a request is there until its end, or the
 failure of its connection, is in the log.
 
-Cross-checks are checked in `i9_cross_checks`.
+Cross-checks are checked in `i9_cross_checks`, exclusions of unreachable workers in `i9_exclusions`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 
-from relume.chaos.validators.promises.workers import i9_cross_checks
+from relume.chaos.validators.promises.workers import i9_cross_checks, i9_exclusions
 from relume.chaos.validators.records import ClientRecord, Violation, events_of, log_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
@@ -40,7 +40,8 @@ def check(
         elif kind is v.RequestEnded:
             for attempt in range(1, at.event.attempts + 1):
                 watch.left(at.event.request, attempt)
-    return [*watch.found, *i9_cross_checks.check(log, unkept)]
+    excluded = (Violation(PROMISE, *about) for about in i9_exclusions.too_few(log))
+    return [*watch.found, *excluded, *i9_cross_checks.check(log, unkept)]
 
 
 class _Breakers:
