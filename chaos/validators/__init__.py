@@ -19,6 +19,7 @@ from relume.chaos.validators.promises.decisions import (
     i23_covered_restores,
     i24_fair_ties,
 )
+from relume.chaos.validators.promises.health import i9_breakers
 from relume.chaos.validators.promises.log import (
     i5_fencing_no_gap,
     i6_hash_chain,
@@ -39,7 +40,6 @@ from relume.chaos.validators.promises.requests import (
 from relume.chaos.validators.promises.service import i11_degradation, i26_lost_speed
 from relume.chaos.validators.promises.workers import (
     i8_budget,
-    i9_breakers,
     i12_drained,
     i14_no_bad_block,
     i15_effects_once,

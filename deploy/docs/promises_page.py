@@ -67,10 +67,12 @@ PROMISES = {
     ),
     "I9": Promise(
         "Nothing is sent to an open breaker, at most k requests to a half-open one, "
-        "and cross-checks only to idle engines that count.",
+        "and cross-checks only to idle engines that count. "
+        "Replicas that cannot reach a worker exclude it for all only if they are more than half.",
         (
             "wrong-answers",
             "engine-stopped",
+            "half-cannot-reach",
             "wrong-weights",
             "wrong-weights-unseen",
             "reports-unreadable",

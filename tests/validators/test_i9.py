@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relume.chaos.validators.promises.workers import i9_breakers, i9_cross_checks
+from relume.chaos.validators.promises.health import i9_breakers, i9_cross_checks
 from relume.events import vocabulary as v
 from relume.policies.crosscheck.check_state import CheckRecord
 from relume.policies.health.health_settings import HealthConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from relume.chaos.validators.promises.workers import i9_breakers
+from relume.chaos.validators.promises.health import i9_breakers
 from relume.events import vocabulary as v
 from relume.events.vocabulary.enums import FailureClass, HealthState
 from relume.policies.crosscheck import choice, disputes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from relume.chaos.validators.promises.workers import i9_breakers
+from relume.chaos.validators.promises.health import i9_breakers
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import FailureClass, HealthState

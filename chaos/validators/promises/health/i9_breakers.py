@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 
-from relume.chaos.validators.promises.workers import i9_cross_checks, i9_exclusions
+from relume.chaos.validators.promises.health import i9_cross_checks, i9_exclusions
 from relume.chaos.validators.records import ClientRecord, Violation, events_of, log_of
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup

@@ -1,4 +1,4 @@
-"""The log's real writer, reader and leases on simulated etcd, and what strikes it."""
+"""The log's real writer and leases on simulated etcd, and what strikes it."""
 
 import asyncio
 import os
@@ -11,74 +11,14 @@ from aetcd import rpc
 
 from relume.chaos.sim.etcd.key_store import txn_of
 from relume.chaos.sim.etcd.log_faults import LeaseClock
-from relume.chaos.sim.etcd.members import SimEtcd
 from relume.chaos.sim.etcd.stubs import Form, SimClient
-from relume.chaos.sim.world.network import Wires
-from relume.chaos.sim.world.virtual_loop import VirtualLoop
 from relume.events import vocabulary as v
-from relume.events.etcd.client.watch import Watch
-from relume.events.etcd.config import EtcdConfig
 from relume.events.etcd.errors import CallFailed
-from relume.events.etcd.keys import Keys, after_prefix
+from relume.events.etcd.keys import Keys
 from relume.events.etcd.writer.appends import Append, Shape
 from relume.events.etcd.writer.ownership import Tail
-from relume.events.log.codec import decode_all
 from relume.events.log.errors import LogUnavailable, StreamOwned
-from relume.events.log.segment import Chain
-
-TTL_S = 8
-
-
-class World:
-    """A loop, a network and a cluster."""
-
-    def __init__(self, members=1, seed=7, **config):
-        self.loop = VirtualLoop(seed)
-        self.wires = Wires(self.loop)
-        names = [f"e{n}" for n in range(members)]
-        self.etcd = SimEtcd(self.loop, self.wires, names, EtcdConfig(lease_ttl_s=TTL_S, **config))
-
-    def run(self, name, work, until_s=3600.0):
-        """Run `work(process)` in a process of that name."""
-        process = self.loop.process(name)
-
-        async def main():
-            return await process.spawn(work(process))
-
-        return self.loop.run(main(), until_s)
-
-    def events(self, stream=""):
-        return [
-            event
-            for group in self.etcd.groups()
-            for segment in group.segments
-            if not stream or segment.stream == stream
-            for event in decode_all(segment.records)
-        ]
-
-    def chain(self):
-        chain = Chain()
-        for group in self.etcd.groups():
-            for segment in group.segments:
-                chain.check(segment)
-
-
-@pytest.fixture
-def world():
-    made = []
-
-    def make(**how):
-        made.append(World(**how))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.etcd.close()
-        each.loop.close()
-
-
-def ticks(events):
-    return [e.number for e in events if type(e) is v.Tick]
+from tests.sim.etcd.cluster import TTL_S, ticks
 
 
 @pytest.mark.parametrize("members", [1, 3])
@@ -334,7 +274,7 @@ def test_a_second_owner_is_refused_while_the_first_lives(world):
 
 DIGEST = """
 import asyncio, hashlib
-from tests.sim.test_etcd import World
+from tests.sim.etcd.cluster import World
 from relume.events import vocabulary as v
 w = World(members=3, seed=11)
 async def work(process):
@@ -392,38 +332,6 @@ def test_an_unanswered_call_is_too_late_although_others_were_answered(world):
 
     w.run("r0", work)
     assert took == pytest.approx([4.0, 1.0])
-
-
-@pytest.mark.parametrize("fault", ["silence", "isolate"])
-def test_a_reader_whose_member_sends_no_events_reads_from_another(world, fault):
-    w = world(members=3)
-    found = []
-
-    async def read(process):
-        async for group in w.etcd.reader(process).follow(0):
-            found.extend((w.loop.time(), e) for s in group.segments for e in decode_all(s.records))
-
-    async def work(process):
-        reading = process.spawn(read(process))
-        other = w.loop.process("r1")
-
-        async def write():
-            async with w.etcd.writer("r.r1", other) as writer:
-                writer.append(v.Tick(0, 0))
-                await writer.flush(5)
-                getattr(w.etcd, fault)("e0")
-                for number in range(1, 20):
-                    writer.append(v.Tick(number, 0))
-                    await writer.flush(10)
-                    await asyncio.sleep(1)
-
-        await other.spawn(write())
-        reading.cancel()
-
-    w.run("r0", work)
-    assert ticks(e for _, e in found)[-1] == 19
-    struck_s = found[0][0]
-    assert next(at_s for at_s, e in found[1:]) - struck_s < 8
 
 
 def test_a_leader_that_loses_its_peers_loses_no_acknowledged_append(world):
@@ -601,31 +509,3 @@ def test_the_damaged_end_of_a_spool_is_left_out_and_what_was_synced_before_lands
     w.chain()
     found = ticks(w.events())
     assert found == list(range(len(found))) and least <= len(found) <= most
-
-
-def test_a_watch_that_reconnects_shows_each_revision_once(world):
-    w = world()
-    shown = []
-
-    async def watch(process):
-        keys = Keys("/relume/v1")
-        end = after_prefix(keys.root)
-        async for revision, _ in Watch(w.etcd.log(process).client, keys.root, end, 0).revisions():
-            shown.append(revision)
-
-    async def work(process):
-        watching = process.spawn(watch(process))
-        async with w.etcd.writer("r.r0", process) as writer:
-            for number in range(40):
-                writer.append(v.Tick(number, 0))
-                if number % 10 == 9:
-                    w.etcd.kill("e0")
-                    w.loop.call_later(1, w.etcd.start, "e0")
-                await asyncio.sleep(0.3)
-            await writer.flush(30)
-        await asyncio.sleep(20)
-        watching.cancel()
-
-    w.run("r0", work)
-    assert shown == sorted(set(shown)), "each once, in order"
-    assert {group.revision for group in w.etcd.groups()} <= set(shown)

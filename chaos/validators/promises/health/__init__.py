@@ -1,0 +1,1 @@
+"""Promises about the health of workers: who is excluded, and why."""
