@@ -66,6 +66,8 @@ class Generation:
     is rendered in one piece. `moving`: it was handed over, and ends here. `keeps_blocks`: this
     engine's checkpoints can be trusted. `uncached`: no block of its prefix cache is read. `refused`:
     status and body of the refusal, when the request itself was at fault within its stream.
+    `next_event`: number of the first event that the client does not have; -1: events have none, or it
+    is not known.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Generation:
         self.flush: Callable[[], Awaitable[None]] | None = None
         self.failure = ""
         self.error = ""
+        self.next_event = -1
         self.refused: tuple[int, bytes] | None = None
         self.finish = "-"
         self.outputs = 0

@@ -63,7 +63,7 @@ def _fail(client: ClientPort, effect: do.Fail) -> None:
         headers=effect.headers,
     )
     if effect.begun:
-        client.finish(error_event(effect.path, reply), close=True)
+        client.finish(error_event(effect.path, reply, effect.event), close=True)
     else:
         client.reply(reply)
 

@@ -155,6 +155,8 @@ class RequestService:
             require_json(request)
             api = routes.PROTECTED[request.path]
             parsed = parse(request.body, api)
+            if parsed.runs_tools:
+                return self._serve_relayed(request, connection)
             model = parsed.model or self._only_model()
             if limit := self._scheduler.waiting.output_limit(model):
                 parsed = limit_output(parsed, limit, api)
@@ -242,7 +244,7 @@ class RequestService:
             prompt_tokens=len(request.body) // BYTES_PER_TOKEN + 1,
             max_tokens=0,
             verdict=Guarantee.RESTART,
-            reason="unprotected route",
+            reason=routes.UNPROTECTED,
             estimated=True,
             tenant=tenant,
             client_id=request.request_id,

@@ -31,7 +31,7 @@ from relume.events.vocabulary.enums import (
     TransportKind,
 )
 
-RESPONSE_PREFIXES = ("cmpl-", "chatcmpl-")
+RESPONSE_PREFIXES = ("cmpl-", "chatcmpl-", "resp_")
 """vLLM puts these before the x-request-id in its responses."""
 
 

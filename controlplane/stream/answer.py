@@ -2,8 +2,8 @@
 
 What was delivered is defined by frames, whose ids and bytes count together or not at all. Bytes
 after the last token (a usage event, the first event of a chat) are stored too: a resumed attempt
-sends them again, and they are compared and dropped. Once `[DONE]` is with the client, nothing that
-happens afterwards matters.
+sends them again, and they are compared and dropped. Once `[DONE]`, or what another API ends with,
+is with the client, nothing that happens afterwards matters.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ from relume.events.wire.frames import MAX_DIGITS, TOKEN_CHUNK_HEAD
 from relume.events.wire.resumption import format_resume
 
 DONE = b"data: [DONE]\n\n"
-DONE_CHUNK = DONE + b"\r\n"
+ENDS = (DONE, b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
+"""The last bytes of a stream: of OpenAI's older APIs, and of Anthropic's."""
+LAST_CHUNKS = tuple(end + b"\r\n" for end in ENDS)
 MAX_TAIL_BYTES = 64 << 10  # beyond it the bytes after the last token are not remembered
 NEWLINE = b"\n"[0]
+
+NUMBERED = frozenset(("/v1/responses",))
+"""Routes whose events have numbers."""
+_NUMBER = b'"sequence_number":'
+_LAST = b"event: response.completed\n"
+"""Of the last event, which a line of its own begins: no text has a bare line break."""
 
 
 class Answer:
@@ -85,7 +93,7 @@ class Answer:
             or len(token) > MAX_DIGITS
             or at < begin
             or size <= 0
-            or data.endswith(DONE_CHUNK)
+            or data.endswith(LAST_CHUNKS)
         ):
             return None
         ids.append(int(token))
@@ -112,7 +120,7 @@ class Answer:
             or at < begin
             or data.find(b"\n", at) != at + size - 2  # one line, so one event
             or data[at + size - 1] != NEWLINE
-            or data.endswith(DONE_CHUNK)
+            or data.endswith(LAST_CHUNKS)
         ):
             return None
         ids.append(int(token))
@@ -170,7 +178,7 @@ class Answer:
             self.tail += payload
         else:
             self.unresumable = "too many bytes since the last token"
-        self.done = payload.endswith(DONE)
+        self.done = payload.endswith(ENDS)
 
     def time(self, now: float) -> None:
         """A token came: keep the time of the first one, and the longest gap."""
@@ -181,16 +189,85 @@ class Answer:
         self.last_at = now
 
     @property
+    def next_event(self) -> int:
+        """Number of the event after those of the last token, where events have numbers and this one
+        is known; else -1."""
+        return -1
+
+    @property
+    def next_after_all(self) -> int:
+        """The same after all that was passed on."""
+        return -1
+
+    @property
     def is_complete(self) -> bool:
         """Whether all of it is there, so that a failure changes nothing."""
         return bool(self.finish) or self.done or self.whole is not None
 
 
-def created_in(payload: bytes) -> bytes:
-    """The digits after `"created":` in the first event, or empty."""
-    at = payload.find(b'"created":')
+class NumberedAnswer(Answer):
+    """Remembers the events that show its last token, to know their numbers when another worker is to
+    continue after them: it may show the same tokens in more or fewer events."""
+
+    __slots__ = ("_latest",)
+
+    def __init__(self, stamp: Stamp | None = None) -> None:
+        self._latest = b""
+        super().__init__(stamp)
+
+    def restart(self, known: array[int]) -> None:
+        super().restart(known)
+        self._latest = b""
+
+    def take(self, data: bytes, now: float) -> bytes | None:
+        if _LAST in data:
+            return None
+        chunk = super().take(data, now)
+        if chunk is not None:
+            self._latest = data
+        return chunk
+
+    def take_with_id(self, data: bytes, now: float) -> bytes | None:
+        chunk = super().take_with_id(data, now)
+        if chunk is not None:
+            self._latest = data
+        return chunk
+
+    def follow(self, payload: bytes, shows_tokens: bool) -> None:
+        super().follow(payload, shows_tokens)
+        self.done = _LAST in payload
+        if shows_tokens:
+            self._latest = payload
+
+    @property
+    def next_event(self) -> int:
+        return _after(self._latest)
+
+    @property
+    def next_after_all(self) -> int:
+        return _after(self._latest + self.tail)
+
+
+def _after(events: bytes) -> int:
+    """One more than the last number in `events`; -1 without one."""
+    at = events.rfind(_NUMBER)
     if at < 0:
-        return b""
-    rest = payload[at + 10 : at + 32].lstrip()
+        return -1
+    rest = events[at + len(_NUMBER) :][:12].lstrip()
     digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
-    return digits
+    return int(digits) + 1 if digits else -1
+
+
+_CREATED = (b'"created_at":', b'"created":')  # the first is that of the Responses API
+
+
+def created_in(payload: bytes) -> bytes:
+    """The unix seconds at which the answer was created by its first event, or empty."""
+    for name in _CREATED:
+        at = payload.find(name)
+        if at < 0:
+            continue
+        rest = payload[at + len(name) :][:22].lstrip()
+        if digits := rest[: len(rest) - len(rest.lstrip(b"0123456789"))]:
+            return digits
+    return b""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from relume.controlplane.stream.answer import Answer
+from relume.controlplane.stream.answer import NUMBERED, Answer, NumberedAnswer
 from relume.controlplane.stream.arrival import Arrival
 from relume.controlplane.stream.event_ids import Stamp
 from relume.controlplane.stream.retry_budget import BudgetLimits, RetryBudget
@@ -121,7 +121,7 @@ class Stream:
         self.relayed = relayed
         self.resume_token = resume_token
         self.stamp = Stamp(arrival.request, resume_token) if resume_token else None
-        self.answer = Answer(self.stamp)
+        self.answer = NumberedAnswer(self.stamp) if path in NUMBERED else Answer(self.stamp)
         self.budget = RetryBudget()
         self.effects: list[Effect] = []
         self.out: list[bytes] = []

@@ -192,7 +192,7 @@ class Reply(Effect, frozen=True):
 
 class Fail(Effect, frozen=True, kw_only=True):
     """Inform the client that it cannot continue: an error event if `begun`, else a whole answer.
-    `path`: of the API in whose shape that is."""
+    `path`: of the API in whose shape that is. `event`: the event's number there; -1: unknown."""
 
     status: int
     message: str
@@ -201,6 +201,7 @@ class Fail(Effect, frozen=True, kw_only=True):
     headers: Headers
     begun: bool
     path: str = ""
+    event: int = -1
 
 
 class Cut(Effect, frozen=True):

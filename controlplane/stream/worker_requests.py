@@ -19,6 +19,8 @@ def dispatch_request(stream: Stream, to: Assignment, envelope_at: tuple[str, ...
     if to.mode in RESUMING_MODES:
         resume, tail = stream.answer.resumption(to.mode)
         extra = f"{h.RESUME}: {resume}\r\n"
+        if (number := stream.answer.next_event) >= 0:
+            extra += f"{h.NEXT_EVENT}: {number}\r\n"
         if stream.cached:
             extra += f"{h.CACHED}: {stream.cached.decode('latin-1')}\r\n"
     if to.doubted:  # blocks in its cache may come from the corrupt worker

@@ -20,7 +20,7 @@ import msgspec
 from relume.engine_shim import identity
 from relume.engine_shim.checkpoints.envelope_links import EnvelopeLinks
 from relume.engine_shim.engine import cross_check, plugin
-from relume.engine_shim.engine.streams import handover
+from relume.engine_shim.engine.streams import handover, responses
 from relume.engine_shim.engine.streams.buffer_report import BufferReport
 from relume.engine_shim.engine.streams.buffered_streams import RELEASED, StreamBuffers, StreamGone
 from relume.engine_shim.engine.streams.framing import FramedResponse
@@ -42,7 +42,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-FRAMED = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
+FRAMED = ("/v1/completions", "/v1/chat/completions", "/v1/messages", responses.ROUTE)
 
 ENGINE_DEAD_EXIT = 71
 ENGINE_POLL_S = 0.05
@@ -378,11 +378,16 @@ async def _open(
     if h.RESUME in ours:
         resume, body = parse_resume(ours[h.RESUME], await _read(receive))
         parsed = plugin.parses_output(scope, body)
-        receive = _replayed(body, receive)
-        headers = [(k, v) for k, v in headers if k != b"content-length"]
-        headers.append((b"content-length", str(len(body)).encode()))
+        receive, headers = _with_body(body, receive, headers)
     if not any(key == b"x-request-id" for key, _ in headers):
         headers.append((b"x-request-id", request.encode()))
+    next_event = -1
+    if scope["path"] == responses.ROUTE:
+        if h.NEXT_EVENT in ours:
+            next_event = h.parse_number(h.NEXT_EVENT, ours[h.NEXT_EVENT])
+        response_id = dict(headers)[b"x-request-id"].decode("latin-1")
+        body = responses.named(await _read(receive), response_id)
+        receive, headers = _with_body(body, receive, headers)
     generation = Generation(
         request=request,
         attempt=attempt,
@@ -393,10 +398,19 @@ async def _open(
         restore=h.parse_endpoints(h.RESTORE, ours.get(h.RESTORE, "")),
         priority=h.parse_number(h.PRIORITY, ours.get(h.PRIORITY, "1")),
     )
-    generation.stepwise = parsed
+    generation.stepwise = parsed or (scope["path"] == responses.ROUTE and next_event < 0)
+    generation.next_event = next_event
     generation.keeps_blocks = plugin.keeps_blocks()
     generation.uncached = ours.get(h.UNCACHED) == "1"
     return generation, receive, headers
+
+
+def _with_body(
+    body: bytes, receive: Receive, headers: list[tuple[bytes, bytes]]
+) -> tuple[Receive, list[tuple[bytes, bytes]]]:
+    """`receive` and headers of the call with another body."""
+    others = [(k, v) for k, v in headers if k != b"content-length"]
+    return _replayed(body, receive), [*others, (b"content-length", b"%d" % len(body))]
 
 
 async def _read(receive: Receive) -> bytes:

@@ -41,7 +41,7 @@ from relume.events.wire.engine_environment import EngineIdentity
 from relume.events.wire.errors import HeaderError
 from relume.events.wire.reports import Hello, Ready, frame, ready_frame, with_lost
 
-FRAMED = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
+FRAMED = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 HEALTH = ("/health", "/v1/models")
 LOOK_S = 1.0
 ANSWER_S = 3.0
@@ -314,6 +314,7 @@ class _Answer(msgspec.Struct):
     usage: _Usage | None = None
     choices: list[_Choice] = []
     stop_reason: str | None = None
+    status: str | None = None
 
 
 def _read(body: bytes) -> _Answer:
@@ -333,7 +334,7 @@ def _finish_reason(body: bytes) -> str:
     reasons = [c.finish_reason or "-" for c in answer.choices]
     if len(reasons) > 1:
         return "multi"
-    return reasons[0] if reasons else answer.stop_reason or "-"
+    return reasons[0] if reasons else answer.stop_reason or answer.status or "-"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,10 +13,12 @@ from relume.events.wire import frames
 _FINISH = re.compile(rb'"(?:finish|stop)_reason":\s*"([a-z_]+)"')
 _SHOWN = (
     *(b'"content":', b'"text":', b'"reasoning_content":', b'"arguments":'),
-    *(b'"thinking":', b'"partial_json":'),
+    *(b'"thinking":', b'"partial_json":', b'"delta":'),
 )
 DONE = b"data: [DONE]"
-STOPPED = re.compile(rb'data: *\{"type": *"message_stop"')
+_STOPPED = re.compile(rb'"type": *"(?:message_stop|response\.(?:completed|incomplete|failed))"')
+_RESPONSE_DELTA = re.compile(rb'"type": *"response\.[a-z_.]*\.delta"')
+_RESPONSE = re.compile(rb'"type": *"response\.')
 MAX_EVENT_BYTES = 1 << 20
 
 
@@ -49,7 +51,7 @@ class PlainStream:
         for line in whole.splitlines():
             if not line.startswith(b"data:"):
                 continue
-            if line.startswith(DONE) or STOPPED.match(line):
+            if line.startswith(DONE) or _STOPPED.search(line):
                 self.done = True
                 continue
             if found := _FINISH.search(line):
@@ -65,8 +67,12 @@ class PlainStream:
 
 def _shows(event: bytes) -> bool:
     """Whether the event shows text to the client."""
+    if _RESPONSE.search(event) and not _RESPONSE_DELTA.search(event):
+        return False  # it repeats what deltas showed
     for field in _SHOWN:
         at = event.find(field)
-        if at >= 0 and not event[at + len(field) :].lstrip().startswith((b'""', b"null", b"[]")):
+        if at >= 0 and not event[at + len(field) :].lstrip().startswith(
+            (b'""', b"null", b"[]", b"{")
+        ):
             return True
     return False

@@ -25,7 +25,7 @@ FRAMES: list[Mutant] = [
     (answer.Answer, "take", "data[at:]", "data[at + 1:]"),
     (answer.Answer, "take", "size, data[at:]", "size - 1, data[at:]"),
     (answer.Answer, "take", "not data.startswith(head)", "not data.startswith(head[:4])"),
-    (answer.Answer, "take", "or data.endswith(DONE_CHUNK)", ""),
+    (answer.Answer, "take", "or data.endswith(LAST_CHUNKS)", ""),
     (answer.Answer, "take_with_id", "stamp.at = (place, 0)", "stamp.at = (place - 1, 0)"),
     (answer.Answer, "take_with_id", "size + len(line)", "size + len(line) - 1"),
     (answer.Answer, "expect", "start != len(ids)", "start < len(ids)"),

@@ -9,7 +9,7 @@ import pytest
 from relume.controlplane.gateway.config import GatewayConfig
 from relume.controlplane.stream import stream_effects as do
 from relume.controlplane.stream import stream_events as e
-from relume.controlplane.stream.answer import DONE
+from relume.controlplane.stream.answer import ENDS
 from relume.controlplane.stream.retry_budget import RetryBudget
 from relume.events.vocabulary.enums import RequestOutcome, TransportKind
 from relume.events.wire.frames import encode_failure, encode_tokens
@@ -67,10 +67,11 @@ def test_a_lost_attempt_ends_with_its_connection(kind: TransportKind) -> None:
     assert [effect for effect in effects if isinstance(effect, do.Close)] == [do.Close(reuse=True)]
 
 
-def test_an_engine_that_dies_after_the_last_byte_causes_no_attempt() -> None:
+@pytest.mark.parametrize("end", ENDS)
+def test_an_engine_that_dies_after_the_last_byte_causes_no_attempt(end: bytes) -> None:
     """Its end frame is all that is missing."""
     made = machine()
-    last = e.Data(encode_tokens(1, [6], b"data: b\n\n" + DONE))
+    last = e.Data(encode_tokens(1, [6], b"data: b\n\n" + end))
     for event in (*begun(made), to(1, "new"), e.Connected(()), HEAD, TOKEN, last):
         made.handle(event, 0.0)
     effects = made.handle(e.ConnectionLost(TransportKind.RESET, "", False), 1.0)

@@ -1,4 +1,5 @@
-"""Errors in the shape of the API that the client called: OpenAI's, or Anthropic's."""
+"""Errors in the shape of the API that the client called: OpenAI's older ones, its Responses, or
+Anthropic's Messages."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from relume.controlplane.stream.answer import DONE
 from relume.events.decode_errors import UNREADABLE
 
 _ANTHROPIC = "/v1/messages"
+_RESPONSES = "/v1/responses"
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -51,16 +53,25 @@ def in_shape_of(path: str, reply: Reply) -> Reply:
     return replace(reply, body=_anthropic_error(reply.status, found.error.message))
 
 
-def error_event(path: str, reply: Reply) -> bytes:
+def error_event(path: str, reply: Reply, number: int) -> bytes:
     """The end of a broken stream whose 200 is already out: the error as an event, as the API of
-    `path` has it."""
+    `path` has it. `number`: of the event, where events have numbers; -1: unknown."""
     if _is_anthropic(path):
         return b"event: error\ndata: " + in_shape_of(path, reply).body + b"\n\n"
+    if path == _RESPONSES:
+        return b"event: error\ndata: " + _numbered_error(reply, number) + b"\n\n"
     return b"data: " + reply.body + b"\n\n" + DONE
 
 
 def _is_anthropic(path: str) -> bool:
     return path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
+
+
+def _numbered_error(reply: Reply, number: int) -> bytes:
+    error = _read(reply.body).error
+    numbered = {"sequence_number": number} if number >= 0 else {}
+    content = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return msgspec.json.encode({**content, **numbered})
 
 
 def _anthropic_error(status: int, message: str) -> bytes:

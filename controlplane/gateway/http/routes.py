@@ -7,19 +7,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from relume.controlplane.gateway.openai.apis import CHAT, COMPLETIONS, MESSAGES, Api
+from relume.controlplane.gateway.openai.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
 
 PROTECTED: Mapping[str, Api] = {
     "/v1/completions": COMPLETIONS,
     "/v1/chat/completions": CHAT,
     "/v1/messages": MESSAGES,
+    "/v1/responses": RESPONSES,
 }
+UNPROTECTED = "unprotected route"
+"""The reason why a relayed request has no better resume guarantee."""
 
 # vLLM 0.32's inference routes. What keeps state between calls (responses by id, LoRA
 # loading) or controls the engine is not among them.
 RELAYED_POST = frozenset(
     "/v1/embeddings /v2/embed /v1/score /score /v1/rerank /v2/rerank /rerank /pooling /classify "
-    "/generative_scoring /tokenize /detokenize /v1/responses /v1/responses/render "
+    "/generative_scoring /tokenize /detokenize /v1/responses/render "
     "/v1/messages/count_tokens /v1/messages/render /v1/completions/render /v1/completions/derender "
     "/v1/chat/completions/render /v1/chat/completions/derender /v1/chat/completions/batch "
     "/v1/audio/transcriptions /v1/audio/translations /inference/v1/generate".split()

@@ -17,7 +17,13 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from relume.controlplane.gateway.errors import ClientError
-from relume.controlplane.gateway.openai.apis import COMPLETIONS, MESSAGES, Api
+from relume.controlplane.gateway.openai.apis import (
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    Api,
+    runs_tools,
+)
 from relume.controlplane.gateway.openai.classify import classify
 from relume.events.vocabulary.enums import Guarantee
 
@@ -39,7 +45,8 @@ class ParsedBody(Struct, frozen=True, kw_only=True):
     and what follows it: see `classify.Classification`. `priority` as vLLM has it: lower is more
     urgent. `countable`: its prompt is text or token ids. `may_keep`: it does not say `"store": false`,
     and has no salt that sets it apart from other requests. `output_limit`: the limit that `max_tokens`
-    was lowered to; 0: it was not."""
+    was lowered to; 0: it was not. `runs_tools`: the worker runs some of its tools, so that it can only
+    be relayed."""
 
     model: str
     stream: bool
@@ -55,6 +62,7 @@ class ParsedBody(Struct, frozen=True, kw_only=True):
     countable: bool = False
     may_keep: bool = False
     output_limit: int = 0
+    runs_tools: bool = False
 
 
 def _number(low: float, high: float, low_open: bool = False) -> Callable[[str, Any], None]:
@@ -104,6 +112,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "best_of": _integer(1, 1 << 14),
     "max_tokens": _integer(0, 1 << 31),
     "max_completion_tokens": _integer(0, 1 << 31),
+    "max_output_tokens": _integer(0, 1 << 31),
     "min_tokens": _integer(0, 1 << 31),
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
@@ -151,6 +160,7 @@ def parse(body: bytes, api: Api) -> ParsedBody:
         priority=fields.get("priority") or 0,
         countable=api.countable and not fields.get("multimodal") and "prompt_embeds" not in fields,
         may_keep=fields.get("store") is not False and not fields.get("cache_salt"),
+        runs_tools=api is RESPONSES and runs_tools(fields),
     )
 
 
@@ -230,8 +240,9 @@ def _read_prompt(members: dict[str, Raw], fields: dict[str, Any], api: Api) -> t
         raise ClientError(
             400, f"'{api.prompt}' is required", api.prompt, "missing_required_parameter"
         )
-    if bytes(raw)[:1] != b"[":
-        raise _bad(api.prompt, "an array", _decode(api.prompt, raw))
+    if bytes(raw)[:1] not in ((b"[", b'"') if api.prompt_is_text else (b"[",)):
+        expected = "a string or an array" if api.prompt_is_text else "an array"
+        raise _bad(api.prompt, expected, _decode(api.prompt, raw))
     texts = [bytes(members[name]) for name in api.texts if name in members]
     if any(mark in text for text in texts for mark in api.media):
         fields["multimodal"] = True

@@ -122,3 +122,27 @@ MESSAGES: Mapping[str, Effect] = {
     "vllm_xargs": _filled(STATE),
 }
 """Anthropic's Messages."""
+
+# The last line is of fields of OpenAI's API that vLLM ignores.
+_HARMLESS_IN_RESPONSES = (
+    "background include_reasoning input instructions max_output_tokens max_tool_calls metadata model "
+    "logit_bias parallel_tool_calls previous_response_id prompt prompt_cache_key reasoning "
+    "service_tier store stream temperature tool_choice tools top_logprobs top_p top_k min_p "
+    "truncation user skip_special_tokens include_stop_str_in_output request_id session_id priority "
+    "media_io_kwargs mm_processor_kwargs mm_payload return_mm_kwargs cache_salt "
+    "enable_response_messages previous_input_messages seed stop stop_token_ids ignore_eos "
+    "chat_template_kwargs "
+    "context_management conversation moderation prompt_cache_retention safety_identifier "
+    "stream_options verbosity"
+).split()
+
+RESPONSES: Mapping[str, Effect] = {
+    **dict.fromkeys(_HARMLESS_IN_RESPONSES, _nothing),
+    **_PENALTIES,
+    "include": _included,
+    "text": _inner_format,
+    "structured_outputs": _filled(STRUCTURED),
+    "watermarking": _filled(STATE),
+    "vllm_xargs": _filled(STATE),
+}
+"""OpenAI's Responses. What names another response is refused before (`apis`)."""

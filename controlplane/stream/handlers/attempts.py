@@ -76,7 +76,7 @@ UNHEALTHY = frozenset(
     )
 )
 """After these the engine may still generate: the machine stops it."""
-LATELY_FRAMED = frozenset(("/v1/messages",))
+LATELY_FRAMED = frozenset(("/v1/messages", "/v1/responses"))
 """Engines of earlier builds answer these routes without frames, as servers that are relayed."""
 _NO_ATTEMPT = Routing(RouteCause.ARRIVAL)
 
@@ -283,7 +283,7 @@ def on_head(stream: Stream, state: AwaitingFirst | HandingOver, event: Head, now
     status, headers = event.status, event.headers
     if status == 200:
         if not headers.get(b"content-type", b"").startswith(CONTENT_TYPE):
-            if stream.path in LATELY_FRAMED and stream.have == (0, 0) and not stream.delivered:
+            if isinstance(state, AwaitingFirst) and _may_be_relayed(stream):
                 stream.relayed = RelayedRequest("POST", ())
                 return Relaying(state.to, status, headers)
             return lose(stream, state, TransportKind.ENGINE_ERROR, "answered without frames", now)
@@ -303,6 +303,12 @@ def on_head(stream: Stream, state: AwaitingFirst | HandingOver, event: Head, now
     if stream.again and status == 424:
         return fail(stream, state, 502, NO_ENVELOPE)
     return Declining(state.to, status, (), headers.get(b"retry-after", b"").decode("latin-1"))
+
+
+def _may_be_relayed(stream: Stream) -> bool:
+    """Whether an answer without frames is one, which no client has a part of."""
+    is_new = not stream.begun and not stream.delivered and stream.have == (0, 0)
+    return is_new and stream.path in LATELY_FRAMED
 
 
 def on_attach_head(stream: Stream, state: Attaching, event: Head, now: float) -> State:

@@ -144,6 +144,7 @@ def fail(
             headers=headers,
             begun=stream.begun,
             path=stream.path,
+            event=stream.answer.next_after_all,
         )
     )
     return ended

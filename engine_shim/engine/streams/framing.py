@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from relume.engine_shim.engine.streams.responses import EventNumbers
 from relume.engine_shim.generation import Generation, TokenRun
 from relume.events.failpoints import failpoint_client
 from relume.events.failpoints.points import Failpoint
@@ -21,7 +22,7 @@ from relume.events.wire.headers import CACHED_BYTES
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 
-_CREATED = re.compile(rb'"created":\d+')
+_CREATED = re.compile(rb'("created(?:_at)?":)\d+')
 _ERROR_EVENTS = (b'data: {"error"', b"event: error\n")
 
 
@@ -32,7 +33,9 @@ class FramedResponse:
         """`created`: unix seconds to show instead of the handler's own; empty keeps those."""
         self._generation = generation
         self._send = send
-        self._created = b'"created":' + created.encode() if created.isdecimal() else b""
+        self._created = rb"\g<1>" + created.encode() if created.isdecimal() else b""
+        first = generation.next_event
+        self._numbers = EventNumbers(first) if first >= 0 else None
         self._start: Message | None = None
         self._started = False
         self._ended = False
@@ -72,6 +75,8 @@ class FramedResponse:
             return b"".join(self._frame(t, t.note) for t in new)
         if not generation.caught_up:
             return b""
+        if payload and self._numbers is not None:
+            payload = self._numbers.renumber(payload)
         if not unsent:
             unsent = [TokenRun(generation.choice, generation.taken(generation.choice), [])]
             if not payload:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from vllm.renderers import chat_utils
 
-from relume.engine_shim.generation import CURRENT
+from relume.engine_shim.generation import CURRENT, reported
 
+_ITEMS = "vllm.entrypoints.openai.responses."
 _TOOL_CALLS = ("vllm.tool_parsers.", "vllm.parser.")
 _ANTHROPIC = "vllm.entrypoints.anthropic.serving"
 
@@ -30,6 +31,8 @@ def pin() -> None:
     for name in list(sys.modules):
         if name.startswith(_TOOL_CALLS):
             _replace(name, _tool_call_uuid)
+        elif name.startswith(_ITEMS):
+            _replace(name, _item_uuid)
     chat_utils.random_uuid = _tool_call_uuid
     if (anthropic := sys.modules.get(_ANTHROPIC)) is not None:
         vars(anthropic)["uuid"] = _Uuids()
@@ -44,3 +47,10 @@ def _replace(module: str, made: Callable[[], str]) -> None:
 def _tool_call_uuid() -> str:
     generation = CURRENT.get()
     return _stock_uuid() if generation is None else generation.tool_call_id()
+
+
+def _item_uuid() -> str:
+    generation = CURRENT.get()
+    if generation is None or not reported(generation.request):
+        return _stock_uuid()
+    return generation.item_id()

@@ -106,6 +106,9 @@ _SERVING = {
 
 def parses_output(app_state: Any, path: str, body: dict[str, Any]) -> bool:
     """Whether a stateful parser reads what this request to `path` streams."""
+    if path == "/v1/responses":
+        responses = getattr(app_state, "openai_serving_responses", None)
+        return responses is not None and bool(responses.parser or responses.use_harmony)
     serving = getattr(app_state, _SERVING.get(path, ""), None)
     parser = getattr(serving, "parser_cls", None)
     if parser is None:

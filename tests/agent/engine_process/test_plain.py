@@ -76,6 +76,18 @@ def test_events_of_messages_are_counted_and_end() -> None:
     assert stream.finish == "end_turn"
 
 
+def test_events_of_responses_are_counted_and_end() -> None:
+    stream = PlainStream()
+    created = event("response.created", response={"output": [], "status": "in_progress"})
+    assert stream.feed(created)[1] == 0
+    assert stream.feed(event("response.output_text.delta", delta="so"))[1] == 1
+    assert stream.feed(event("response.output_text.done", text="so"))[1] == 0, "it was shown"
+    assert not stream.complete
+    done = event("response.completed", response={"output": [{"text": "so"}], "status": "completed"})
+    assert stream.feed(done)[1] == 0
+    assert stream.complete
+
+
 def test_an_endless_event_is_refused() -> None:
     with pytest.raises(EventTooLong):
         PlainStream().feed(b"data: " + b"x" * (MAX_EVENT_BYTES + 1))

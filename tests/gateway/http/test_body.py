@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relume.controlplane.gateway.errors import ClientError
-from relume.controlplane.gateway.openai.apis import CHAT, COMPLETIONS, MESSAGES, Api
+from relume.controlplane.gateway.openai.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
 from relume.controlplane.gateway.openai.body import limit_output, parse
 
 GREEDY = {"model": "m", "prompt": "hello", "temperature": 0}
@@ -17,7 +17,7 @@ TALK = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperat
 TOOL = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
-APIS = (COMPLETIONS, CHAT, MESSAGES)
+APIS = (COMPLETIONS, CHAT, MESSAGES, RESPONSES)
 
 
 def verdict(**extra):
@@ -194,6 +194,57 @@ def test_verdicts_of_messages(extra, expected, reason, needs):
     """vLLM reads no seed there: a request with one is sampled like any other."""
     got = messages(**extra)
     assert (got.verdict, got.reason, got.needs) == (expected, reason, needs)
+
+
+CALLED = {"type": "function", "name": "f", "parameters": {}}
+FORMAT = {"format": {"type": "json_schema", "name": "n", "schema": {}}}
+PICTURE = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
+
+
+def response(**extra):
+    return parse(
+        json.dumps({"model": "m", "input": "hi", "temperature": 0, **extra}).encode(), RESPONSES
+    )
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected", "reason", "needs"),
+    [
+        ({}, "exact", "", ()),
+        ({"input": [{"role": "user", "content": "hi"}], "instructions": "i"}, "exact", "", ()),
+        ({"store": True, "metadata": {"a": "b"}, "truncation": "auto"}, "exact", "", ()),
+        ({"reasoning": {"effort": "low"}, "text": {"verbosity": "low"}}, "exact", "", ()),
+        ({"text": {"format": {"type": "text"}}}, "exact", "", ()),
+        ({"text": FORMAT}, "exact", "", ("structured",)),
+        ({"tools": [CALLED]}, "exact", "", ("parsers",)),
+        ({"tools": [CALLED], "tool_choice": "required"}, "exact", "", ("parsers", "structured")),
+        ({"temperature": 0.7, "seed": 3}, "exact", "", ("seeded",)),
+        ({"presence_penalty": 0.5}, "exact", "", ("penalties",)),
+        ({"include": ["reasoning.encrypted_content"]}, "exact", "", ()),
+        ({"include": ["message.output_text.logprobs"]}, "replay", "include", ()),
+        ({"input": PICTURE}, "replay", "multimodal input", ()),
+        ({"brand_new": 1}, "replay", "unknown field 'brand_new'", ()),
+        ({"temperature": 0.7}, "sampled", "unseeded sampling", ()),
+    ],
+    ids=str,
+)
+def test_verdicts_of_responses(extra, expected, reason, needs):
+    got = response(**extra)
+    assert (got.verdict, got.reason, got.needs) == (expected, reason, needs)
+
+
+@pytest.mark.parametrize("kind", ["web_search_preview", "code_interpreter", "mcp"])
+def test_tools_that_run_beside_the_worker_are_seen(kind):
+    assert response(tools=[CALLED, {"type": kind}]).runs_tools
+    assert not response(tools=[CALLED, {"type": "custom", "name": "c"}]).runs_tools
+
+
+def test_what_a_response_asks_for_is_estimated():
+    got = response(instructions="x" * 400, input="y" * 400, max_output_tokens=9)
+    assert got.estimated and 200 <= got.prompt_tokens <= 230 and not got.countable
+    assert got.max_tokens == 9
+    limited_ = limit_output(response(), 100, RESPONSES)
+    assert json.loads(limited_.body)["max_output_tokens"] == limited_.max_tokens == 100
 
 
 def test_what_a_message_asks_for_is_estimated():

@@ -51,7 +51,7 @@ FORGED = {"kv_transfer_params": {"remote_block_ids": [1]}, "ec_transfer_params":
 
 
 @pytest.mark.parametrize(
-    "route", ["/v1/responses", "/v1/messages/count_tokens", "/inference/v1/generate"]
+    "route", ["/v1/responses/render", "/v1/messages/count_tokens", "/inference/v1/generate"]
 )
 @pytest.mark.parametrize("kind", ["application/json", "application/vnd.x+JSON; charset=utf-8", ""])
 async def test_clients_cannot_name_kv_blocks_on_relayed_routes(rig, route, kind):
@@ -71,7 +71,7 @@ async def test_clients_cannot_name_kv_blocks_on_relayed_routes(rig, route, kind)
 async def test_a_relayed_json_body_that_the_gateway_cannot_read_is_400(rig):
     async with rig(engines=1) as r:
         for bad in (b'{"model":"m",', b"[1]", b'{"temperature": NaN, "kv_transfer_params": {}}'):
-            answer = await r.ask("/v1/responses", bad)
+            answer = await r.ask("/v1/responses/render", bad)
             assert answer.status == 400
             assert answer.json()["error"]["code"] == "invalid_json"
         assert not r.engines[0].seen

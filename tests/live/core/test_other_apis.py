@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import anthropic
+import openai
 from msgspec import Struct, field
 
 from relume.events.failpoints.points import Failpoint
@@ -20,7 +23,7 @@ from tests.live.core.core_fleet import CORE, CoreFleet
 pytestmark = CORE
 CUT = 24
 MOST = 70
-MESSAGES = "/v1/messages"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 TALK = [{"role": "user", "content": "What is a lease, and who may hold one?"}]
 
 CALLED = {
@@ -32,6 +35,18 @@ OF_MESSAGES: dict[str, dict[str, Any]] = {
     "called": CALLED,
     "whole": {"stream": False},
 }
+OF_RESPONSES: dict[str, dict[str, Any]] = {
+    "text": {"instructions": "Answer at length."},
+    "seeded": {"temperature": 0.8, "seed": 7},
+    "penalties": {"presence_penalty": 0.8, "frequency_penalty": 0.5},
+    "called": {"tools": [{"type": "function", **TOOL["function"]}], "tool_choice": "required"},
+    "stored": {"store": True, "input": TALK},
+    "whole": {"stream": False},
+}
+
+
+Parse = Callable[[CoreFleet, str, dict[str, Any]], Awaitable[Any]]
+"""Sends a request through the package of its API."""
 
 
 class Reading(Struct, kw_only=True):
@@ -43,11 +58,22 @@ class Reading(Struct, kw_only=True):
     events: list[tuple[str, Any]] = field(default_factory=list)
 
     def compared(self) -> Any:
-        """The events without what names the request: its id, and ids made of it, by their order."""
+        """The events without what names the request: its id, ids made of it, by their order, and the
+        time at which it began, which is one. Of its prompt, the first worker had cached what earlier
+        requests left there, and wrote the rest of the whole blocks."""
         text = json.dumps(self.events).replace(self.name, "NAME")
+        created = set(re.findall(r'"created_at": (\d+)', text))
+        assert len(created) <= 1
+        text = re.sub(r'"created_at": \d+', '"created_at": 0', text)
         for number, made in enumerate(dict.fromkeys(ids_in(self.events))):
             text = text.replace(made, f"ID{number}")
+        text = re.sub(r'"cached_tokens": (\d+), "cache_write_tokens": (\d+)', total, text)
         return json.loads(text)
+
+
+def total(found: re.Match[str]) -> str:
+    """The two counts as their sum."""
+    return f'"blocks": {int(found[1]) + int(found[2])}'
 
 
 def ids_in(value: Any) -> list[str]:
@@ -96,6 +122,18 @@ async def through_anthropic(fleet: CoreFleet, name: str, body: dict[str, Any]) -
         return await stream.get_final_message()
 
 
+async def through_openai(fleet: CoreFleet, name: str, body: dict[str, Any]) -> Any:
+    """The last event as the `openai` package reads it, which has the whole response."""
+    client = openai.AsyncOpenAI(
+        base_url=f"{fleet.url}/v1",
+        api_key="-",
+        max_retries=0,
+        default_headers={"x-request-id": name},
+    )
+    async with client, await client.responses.create(**body) as events:
+        return [event async for event in events][-1]
+
+
 async def killed(fleet: CoreFleet, point: Any, names: list[str]) -> None:
     """Kill the engine of w0 when it has all of the requests and one of them is at the cut."""
     await fleet.until_routed(names)
@@ -104,30 +142,65 @@ async def killed(fleet: CoreFleet, point: Any, names: list[str]) -> None:
     os.kill(hit.pid, signal.SIGKILL)
 
 
-async def test_messages_continue_event_by_event(fleet: CoreFleet) -> None:
-    base = {"model": "tiny", "max_tokens": MOST, "temperature": 0, "stream": True, "messages": TALK}
-    bodies = {name: {**base, **extra} for name, extra in OF_MESSAGES.items()}
-    calm = await read_all(fleet, MESSAGES, bodies, "calm")
-    calm_message = await through_anthropic(fleet, fleet.named("calm-client"), bodies["text"])
-    names = [fleet.named(f"struck-{name}") for name in (*bodies, "client")]
+async def struck(
+    fleet: CoreFleet, route: str, bodies: dict[str, Any], parse: Parse
+) -> tuple[dict[str, Reading], Any, Any]:
+    """All requests on an engine that is killed, and what a client package makes of the first, without
+    and with the kill. The events must be those of an undisturbed run."""
+    calm = await read_all(fleet, route, bodies, f"calm{route[4:]}")
+    first = next(iter(bodies.values()))
+    expected = await parse(fleet, fleet.named(f"calm{route[4:]}-client"), first)
+    tag = f"struck{route[4:]}"
+    names = [fleet.named(f"{tag}-{name}") for name in (*bodies, "client")]
     async with fleet.at(Failpoint.ENGINE_DECODE, "w0", tokens=CUT) as point:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(killed(fleet, point, names))
-            reading = tasks.create_task(read_all(fleet, MESSAGES, bodies, "struck"))
-            parsing = tasks.create_task(through_anthropic(fleet, names[-1], bodies["text"]))
-    struck = reading.result()
+            reading = tasks.create_task(read_all(fleet, route, bodies, tag))
+            parsing = tasks.create_task(parse(fleet, names[-1], first))
+    hit = reading.result()
     routes = await fleet.routes(names)
     assert [n for n, made in routes.items() if len(made) != 2] == [], "ended before the kill"
     for name, ours in calm.items():
-        theirs = struck[name]
+        theirs = hit[name]
         assert theirs.status == ours.status == 200
         assert theirs.headers["x-relume-verdict"] == "exact"
         assert theirs.compared() == ours.compared(), name
-    kinds = [event for event, _ in struck["text"].events]
+    return hit, expected, parsing.result()
+
+
+async def test_messages_continue_event_by_event(fleet: CoreFleet) -> None:
+    base = {"model": "tiny", "max_tokens": MOST, "temperature": 0, "stream": True, "messages": TALK}
+    bodies = {name: {**base, **extra} for name, extra in OF_MESSAGES.items()}
+    hit, expected, message = await struck(fleet, MESSAGES, bodies, through_anthropic)
+    kinds = [event for event, _ in hit["text"].events]
     assert kinds.count("content_block_delta") > MOST // 2 and kinds[-1] == "message_stop"
-    assert struck["text"].events[0][1]["message"]["id"] == f"chatcmpl-{struck['text'].name}"
-    blocks = [d["content_block"] for _, d in struck["called"].events if "content_block" in d]
+    assert hit["text"].events[0][1]["message"]["id"] == f"chatcmpl-{hit['text'].name}"
+    blocks = [d["content_block"] for _, d in hit["called"].events if "content_block" in d]
     assert "look_up" in [block.get("name") for block in blocks]
-    message = parsing.result()
-    assert message.content == calm_message.content and len(message.content[0].text) > 60
-    assert (message.usage, message.stop_reason) == (calm_message.usage, "max_tokens")
+    assert message.content == expected.content and len(message.content[0].text) > 60
+    assert (message.usage, message.stop_reason) == (expected.usage, "max_tokens")
+
+
+async def test_responses_continue_event_by_event(fleet: CoreFleet) -> None:
+    base = {"model": "tiny", "max_output_tokens": MOST, "temperature": 0, "stream": True}
+    base |= {"input": TALK[0]["content"]}
+    bodies = {name: {**base, **extra} for name, extra in OF_RESPONSES.items()}
+    hit, expected, last = await struck(fleet, RESPONSES, bodies, through_openai)
+    for name, got in hit.items():
+        events = [data for _, data in got.events]
+        if name == "whole":
+            assert events[0]["id"] == f"resp_{got.name}"
+            continue
+        assert [data["sequence_number"] for data in events] == list(range(len(events)))
+        shown = {data["item_id"] for data in events if "item_id" in data}
+        assert shown == {item["id"] for item in events[-1]["response"]["output"]}
+        assert events[-1]["response"]["id"] == f"resp_{got.name}"
+    text = [data for kind, data in hit["text"].events if kind == "response.output_text.delta"]
+    assert len(text) > MOST // 2
+    calls = hit["called"].events[-1][1]["response"]["output"]
+    assert "look_up" in [item.get("name") for item in calls]
+    assert last.type == expected.type == "response.completed"
+    assert last.response.usage.total_tokens == expected.response.usage.total_tokens
+    assert last.response.usage.output_tokens == MOST
+    assert last.response.output_text == expected.response.output_text
+    assert len(last.response.output_text) > 60

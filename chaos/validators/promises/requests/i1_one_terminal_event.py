@@ -39,7 +39,7 @@ from relume.chaos.validators.unacknowledged_requests import (
     in_order,
 )
 from relume.chaos.validators.unwritten_decisions import broken_replicas
-from relume.controlplane.gateway.http.routes import PROTECTED
+from relume.controlplane.gateway.http.routes import PROTECTED, UNPROTECTED
 from relume.events import vocabulary as v
 from relume.events.log.interface import RevisionGroup
 from relume.events.vocabulary.enums import RequestOutcome
@@ -167,7 +167,9 @@ def _is_whole(client: ClientRecord, end: v.RequestEnded) -> bool:
 
 def _is_relayed(course: Course) -> bool:
     arrived = course.arrived
-    return arrived is not None and arrived.event.route not in PROTECTED
+    if arrived is None:
+        return False
+    return arrived.event.route not in PROTECTED or arrived.event.reason == UNPROTECTED
 
 
 def _completed(client: ClientRecord, end: v.RequestEnded, broken: bool) -> list[str]:
