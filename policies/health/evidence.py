@@ -33,8 +33,10 @@ from relume.events.vocabulary.enums import (
     EnginePhase,
     FailureClass,
     HealthState,
+    ProbeResult,
     RequestOutcome,
     RolloutStage,
+    TransportKind,
 )
 from relume.policies.canary import answers
 from relume.policies.crosscheck import check_budget, disputes
@@ -67,6 +69,8 @@ from relume.policies.state.step_times import fade_overheads
 from relume.policies.weights import comparison, weights_evidence
 
 AGENT = "its agent"
+HANG_HAS_WORK = 16
+"""The version from which on a silent engine is hung for all replicas only if it has work."""
 """The judge of a hang beside replicas, whose names have no space."""
 
 Handler = Callable[[Fleet, str, int, Any], None]
@@ -150,7 +154,7 @@ def _on_observed(fleet: Fleet, stream: str, epoch: int, event: v.TransportObserv
         health.failures[event.request] = fleet.tick
         while len(health.failures) > MOST_ERRORS:
             del health.failures[next(iter(health.failures))]
-    else:
+    elif kind != TransportKind.STALL or not _is_explained(fleet, health):
         health.doubt = SUSPICIOUS[kind]
     review_worker(fleet, worker)
 
@@ -158,14 +162,29 @@ def _on_observed(fleet: Fleet, stream: str, epoch: int, event: v.TransportObserv
 def _on_judged(fleet: Fleet, stream: str, epoch: int, event: v.StallJudged) -> None:
     if event.hung and (about := find_about(fleet, event.worker, event.incarnation)) is not None:
         worker, health = about
-        health.hung_for[stream[2:]] = fleet.tick
+        silent = event.probe == ProbeResult.SILENT and not _has_work(worker)
+        if silent and all_know(fleet, HANG_HAS_WORK):
+            health.doubt = FailureClass.UNREACHABLE
+        else:
+            health.hung_for[stream[2:]] = fleet.tick
         review_worker(fleet, worker)
+
+
+def _is_explained(fleet: Fleet, health: WorkerHealth) -> bool:
+    """Whether an earlier event says why the worker is suspected; what a judgement leads to does not."""
+    return bool(health.doubt) and all_know(fleet, HANG_HAS_WORK)
+
+
+def _has_work(worker: Worker) -> bool:
+    """Whether the engine reported requests that it has not ended: a replica whose requests and probes do
+    not arrive sees the same as with a hung one."""
+    return worker.decoding > 0 or worker.waiting > 0
 
 
 def _on_suspected(fleet: Fleet, stream: str, epoch: int, event: v.WorkerSuspected) -> None:
     if (about := find_about(fleet, event.worker, event.incarnation)) is not None:
         worker, health = about
-        if not health.hung_for:
+        if not health.hung_for and not _is_explained(fleet, health):
             health.doubt = FailureClass.CRASH
         review_worker(fleet, worker)
 
@@ -174,6 +193,8 @@ def _on_cleared(fleet: Fleet, stream: str, epoch: int, event: v.WorkerCleared) -
     if (about := find_about(fleet, event.worker, event.incarnation)) is not None:
         worker, health = about
         health.hung_for.pop(stream[2:], None)
+        if all_know(fleet, HANG_HAS_WORK):
+            health.doubt = FailureClass.NONE
         review_worker(fleet, worker)
 
 

@@ -11,7 +11,9 @@ decided last. Time is ticks.
   Since version 9 requests that wait for a worker count too. Since version 6 failures before the window
   count too, up to ten windows, while no request has succeeded there since.
 - *A hang* is a replica's judgement (`StallJudged`), for which the engine made no step in the log
-  either: it holds for all replicas, until that replica finds the engine at work or idle.
+  either: it holds for all replicas, until that replica finds the engine at work or idle. Since version 16
+  an engine that did not answer the probe, and has no work by the log, is one that the replica cannot
+  reach: a hung one is found by its agent, and by all replicas whose requests it has.
 - *Lost connections* count by replica: one replica that cannot reach a worker may itself be cut off.
   More than half of the living ones, and two at least, exclude it for all.
 - *Slowness* is the time of decode steps beside that of the worker's peers (`pace`). Version 1 went

@@ -51,7 +51,7 @@ def judged(hung: bool = True, worker: str = "w0", incarnation: int = 1) -> v.Sta
         worker=worker,
         incarnation=incarnation,
         silent_us=3_000_000,
-        probe=ProbeResult.SILENT,
+        probe=ProbeResult.ANSWERED,
         probe_steps=-1,
         step_age_us=0,
         bound_us=3_000_000,
@@ -366,7 +366,7 @@ def test_requests_of_another_model_or_without_a_client_do_not_move_the_probes() 
 
 def test_one_replicas_judgement_excludes_a_hung_worker_for_all_until_it_is_cleared() -> None:
     fleet = LedFleet(replicas=2, config=CONFIG)
-    fleet.tell("r.r0", judged(), v.WorkerSuspected("w0", 1, "silent, probe silent"))
+    fleet.tell("r.r0", judged(), v.WorkerSuspected("w0", 1, "silent, probe answered"))
     health = fleet.health()
     assert (health.state, health.failure) == (HealthState.UNHEALTHY, FailureClass.HANG)
     assert health.evidence == "judged hung by r0"
@@ -376,6 +376,38 @@ def test_one_replicas_judgement_excludes_a_hung_worker_for_all_until_it_is_clear
     fleet.tell("r.r0", CLEARED)
     assert fleet.state() == HealthState.HEALTHY
     assert fleet.excluded(replica="r1") == fleet.excluded(replica="r0") == ""
+
+
+@pytest.mark.parametrize(
+    ("probe", "step", "version", "state"),
+    [
+        (ProbeResult.SILENT, None, 16, HealthState.SUSPECT),
+        (ProbeResult.SILENT, None, 15, HealthState.UNHEALTHY),
+        (ProbeResult.SILENT, engine_step(queued("q")), 16, HealthState.UNHEALTHY),
+        (ProbeResult.REFUSED, None, 16, HealthState.UNHEALTHY),
+        (ProbeResult.ANSWERED, None, 16, HealthState.UNHEALTHY),
+    ],
+)
+def test_a_replica_whose_probes_an_idle_engine_does_not_answer_may_itself_be_cut_off(
+    probe: ProbeResult, step: v.EngineStep | None, version: int, state: HealthState
+) -> None:
+    """Others go on with the worker, until more than half of them cannot reach it."""
+    fleet = LedFleet(replicas=3, config=CONFIG, version=version)
+    if step is not None:
+        fleet.tell("w.w0", step)
+    event = msgspec.structs.replace(judged(), probe=probe)
+    fleet.tell("r.r0", event, v.WorkerSuspected("w0", 1, f"silent, probe {probe}"))
+    assert fleet.state() == state
+    if state == HealthState.SUSPECT:
+        assert fleet.health().failure == FailureClass.UNREACHABLE
+        assert fleet.excluded(replica="r1") == "" and fleet.excluded(replica="r0") != ""
+        fleet.tell("r.r1", event, v.WorkerSuspected("w0", 1, "silent, probe silent"))
+        assert (fleet.state(), fleet.health().failure) == ("unhealthy", FailureClass.UNREACHABLE)
+        fleet.tell("r.r1", CLEARED)
+        assert fleet.state() == HealthState.SUSPECT
+        fleet.tell("r.r0", CLEARED)
+        assert fleet.state() == HealthState.HEALTHY
+        assert state_hash(folded_again(fleet)) == state_hash(fleet.fleet)
 
 
 def test_an_agents_word_excludes_its_hung_engine_for_all_until_it_recovers() -> None:
