@@ -151,6 +151,7 @@ PROMISES = {
             "engine-stopped",
             "domain-lost",
             "workers-refuse",
+            "trusted-again",
             "unreadable-record",
             "segment-damaged",
             "agents-terminated-in-turn",
@@ -182,7 +183,14 @@ PROMISES = {
     ),
     "I22": Promise(
         "No request fails that a worker could have served within its wait, and no kept stream is refused.",
-        ("clients-return", "workers-refuse", "wrong-answers", "reload-fails", "storm"),
+        (
+            "clients-return",
+            "workers-refuse",
+            "wrong-answers",
+            "reload-fails",
+            "storm",
+            "two-models",
+        ),
     ),
     "I23": Promise(
         "No restore is planned from a holder that does not have the blocks.",

@@ -29,7 +29,7 @@ from relume.events.vocabulary.enums import (
 from relume.policies.crosscheck import choice, disputes
 from relume.policies.health.health_settings import HealthConfig
 
-ALL = {"share_ppm": 1_000_000, "budget_ppm": 1_000_000}
+ALL = {"crosscheck.share_ppm": 1_000_000, "crosscheck.budget_ppm": 1_000_000}
 UNSEEN = Fault(what="weights-flipped-unseen", when=When(at_s=4.0), target="w1")
 
 
@@ -39,14 +39,19 @@ def scenario(
     requests: int = 300,
     clients: int = 6,
     output: tuple[int, int] = (32, 96),
-    **of_fleet: Any,
 ) -> Scenario:
     """Few clients, so that engines are idle; canaries that find nothing end doubts."""
-    fleet: dict[str, Any] = {"canary_s": 5.0, "checkpoint_mb": 64, "cross_checks": ALL, **of_fleet}
     return Scenario(
         name="checked",
         about="Every finished request is answered again.",
-        fleet=Fleet(workers=workers, domains=2, control_planes=2, **fleet),
+        fleet=Fleet(
+            workers=workers,
+            domains=2,
+            control_planes=2,
+            canary_s=5.0,
+            checkpoint_mb=64,
+            settings=ALL,
+        ),
         traffic=Traffic(
             arrivals=Closed(clients, (0.0, 1.5)),
             lengths=Uniform(prompt=(16, 400), output=output),

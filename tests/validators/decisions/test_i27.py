@@ -205,15 +205,27 @@ def test_a_drain_that_leaves_an_open_worker_is_right(story: Story) -> None:
     assert found(story) == []
 
 
+def one_stays_open(story: Story) -> None:
+    """Leaders of earlier builds, which record no minimum, have none."""
+    story.tell("fleet", v.ConfigChanged("migration.drain_floor", "1", "c"))
+
+
+def test_leaders_of_earlier_builds_have_no_minimum(story: Story) -> None:
+    drain(story, "w0", "w1", "w2")
+    assert found(story) == []
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_drains_decided_together_that_leave_no_worker_are_found(story: Story, force: bool) -> None:
     """The basis of each knows of none of them."""
+    one_stays_open(story)
     drain(story, "w0", "w1", "w2", force=force)
     assert found(story) == ([] if force else [none_left("w2")])
 
 
 @pytest.mark.parametrize("model", [MODEL, "other"])
 def test_workers_of_other_models_are_not_left_for_a_model(story: Story, model: str) -> None:
+    one_stays_open(story)
     story.tell("w.w2", started("w2", 2), ready("w2", 2, model))
     drain(story, "w0")
     drain(story, "w1")
