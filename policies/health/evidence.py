@@ -69,9 +69,9 @@ from relume.policies.state.step_times import fade_overheads
 from relume.policies.weights import comparison, weights_evidence
 
 AGENT = "its agent"
+"""The judge of a hang beside replicas, whose names have no space."""
 HANG_HAS_WORK = 16
 """The version from which on a silent engine is hung for all replicas only if it has work."""
-"""The judge of a hang beside replicas, whose names have no space."""
 
 Handler = Callable[[Fleet, str, int, Any], None]
 

@@ -46,7 +46,7 @@ def test_lines_that_a_full_disk_refuses_raise_nothing_and_are_counted(fresh_logg
 
 
 @pytest.mark.parametrize("form", ["json", "console", "auto"])
-def test_a_closed_stream_of_the_log_raises_nothing(fresh_logging, tmp_path, form):
+def test_a_closed_stream_of_the_log_raises_nothing(fresh_logging, tmp_path, capfd, form):
     out = (tmp_path / "log").open("w")
     setup_logging("info", form, out)
     out.close()
@@ -55,14 +55,18 @@ def test_a_closed_stream_of_the_log_raises_nothing(fresh_logging, tmp_path, form
         logging.getLogger("library").error("theirs")
     setup_logging("info", form, out)
     structlog.get_logger("relume.test").error("set up after the end")
+    assert capfd.readouterr().err == "", "no traceback of a handler either"
 
 
 @pytest.mark.parametrize("form", ["json", "console", "auto"])
-def test_a_process_without_stderr_logs_nothing_and_raises_nothing(fresh_logging, monkeypatch, form):
+def test_a_process_without_stderr_logs_nothing_and_raises_nothing(
+    fresh_logging, monkeypatch, capfd, form
+):
     monkeypatch.setattr("sys.stderr", None)
     setup_logging("info", form)
     structlog.get_logger("relume.test").error("unseen")
     logging.getLogger("library").error("theirs")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_spans_find_room_whole_or_not_at_all(tmp_path):

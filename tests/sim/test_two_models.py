@@ -30,8 +30,8 @@ def test_each_model_has_its_workers_and_keeps_one_open() -> None:
     models = {event.request: event.model for event in events if type(event) is v.RequestArrived}
     sent = {(e.worker, models[e.request]) for e in events if type(e) is v.RouteDecided}
     assert sent == {(f"w{n}", "second" if n > 2 else "tiny") for n in range(5)}
-    asked = {call.model for call in outcome.truth.calls.values()}
-    assert asked == {*models.values()} == {"tiny", "second"}
+    called = {call.model for call in outcome.truth.calls.values()}
+    assert called == {*models.values()} == {"tiny", "second"}
     drained = [
         effect.worker
         for event in events

@@ -29,9 +29,9 @@ TOOL = {
 
 
 def body_of(**options: Any) -> dict[str, Any]:
-    asked = [{"role": "user", "content": "What is a lease?"}]
+    turns = [{"role": "user", "content": "What is a lease?"}]
     base = {"model": "tiny", "max_tokens": 60, "temperature": 0, "stream": True}
-    return {**base, "system": "Answer at length.", "messages": asked, **options}
+    return {**base, "system": "Answer at length.", "messages": turns, **options}
 
 
 def events_of(payload: bytes) -> list[tuple[str, dict[str, Any]]]:

@@ -15,8 +15,8 @@ REFUSED_BY_HANDLER = b'{"type":"error","error":{"type":"BadRequestError","messag
 
 
 def body(**extra: object) -> bytes:
-    asked = {"model": "m", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}
-    return json.dumps({**asked, "temperature": 0, **extra}).encode()
+    request_body = {"model": "m", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}
+    return json.dumps({**request_body, "temperature": 0, **extra}).encode()
 
 
 def error_of(content: bytes) -> dict[str, str]:
@@ -27,12 +27,12 @@ def error_of(content: bytes) -> dict[str, str]:
 
 
 async def test_a_stream_of_messages_continues_on_another_worker(rig):
-    asked = body(stream=True)
+    request_body = body(stream=True)
     async with rig() as r:
         r.engines[0].default = Behaviour(cut_at=900)
-        answer = await r.ask(ROUTE, asked, headers="x-request-id: q\r\n")
+        answer = await r.ask(ROUTE, request_body, headers="x-request-id: q\r\n")
         assert answer.complete
-        assert answer.body == expected_stream(asked, "cmpl-q", "1700000000", 12, False)
+        assert answer.body == expected_stream(request_body, "cmpl-q", "1700000000", 12, False)
         assert answer.headers["x-relume-verdict"] == "exact"
         assert r.engines[1].seen[0].resume.startswith("continue ")
         assert r.scheduler.endings() == [("completed", 200, 12, "length")]
@@ -65,12 +65,12 @@ async def test_so_have_those_of_the_gateway_itself(rig):
 
 
 async def test_a_broken_stream_ends_with_an_error_event_of_messages(rig):
-    asked = body(stream=True)
+    request_body = body(stream=True)
     async with rig(engines=1, wait_timeout_s=0.2) as r:
-        cut_at = len(b"".join(raw_response(asked, "cmpl-q")[:5]))
+        cut_at = len(b"".join(raw_response(request_body, "cmpl-q")[:5]))
         r.engines[0].script.append(Behaviour(cut_at=cut_at))
         r.engines[0].default = Behaviour(status=500)
-        answer = await r.ask(ROUTE, asked, headers="x-request-id: q\r\n")
+        answer = await r.ask(ROUTE, request_body, headers="x-request-id: q\r\n")
         event, data = answer.body.rsplit(b"\n\n", 2)[1].split(b"\n")
         assert event == b"event: error"
         assert error_of(data.removeprefix(b"data: "))["type"] in ("api_error", "overloaded_error")

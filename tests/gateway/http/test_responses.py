@@ -29,18 +29,18 @@ def frame(start: int, token: int, shown: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(content), content)
 
 
-def numbered(asked: bytes) -> list[bytes]:
+def numbered(request_body: bytes) -> list[bytes]:
     """Three tokens; the first comes with the response's first event."""
     first = event(0, response={"id": "r", "created_at": 1700000017}) + event(1)
-    ids = token_ids(asked, 3)
+    ids = token_ids(request_body, 3)
     return [HEAD, frame(0, ids[0], first), frame(1, ids[1], event(2)), frame(2, ids[2], event(3))]
 
 
 async def test_the_next_worker_hears_the_number_of_the_next_event(rig):
-    asked = body(stream=True)
+    request_body = body(stream=True)
     async with rig() as r:
-        r.engines[0].default = Behaviour(raw=numbered(asked), cut_after=4, pause_s=0.02)
-        answer = await r.ask(ROUTE, asked)
+        r.engines[0].default = Behaviour(raw=numbered(request_body), cut_after=4, pause_s=0.02)
+        answer = await r.ask(ROUTE, request_body)
         assert answer.complete
         (seen,) = r.engines[1].seen
         assert seen.resume == "continue 3"
@@ -49,11 +49,11 @@ async def test_the_next_worker_hears_the_number_of_the_next_event(rig):
 
 
 async def test_a_broken_stream_ends_with_a_numbered_error_event(rig):
-    asked = body(stream=True)
+    request_body = body(stream=True)
     async with rig(engines=1, wait_timeout_s=0.2) as r:
-        r.engines[0].script.append(Behaviour(raw=numbered(asked), cut_after=4))
+        r.engines[0].script.append(Behaviour(raw=numbered(request_body), cut_after=4))
         r.engines[0].default = Behaviour(status=500)
-        answer = await r.ask(ROUTE, asked)
+        answer = await r.ask(ROUTE, request_body)
         name, data = answer.body.rsplit(b"\n\n", 2)[1].split(b"\n")
         error = json.loads(data.removeprefix(b"data: "))
         assert name == b"event: error"
@@ -88,9 +88,9 @@ async def test_a_request_that_only_may_be_stored_is_served(rig, extra):
 
 async def test_tools_that_the_worker_runs_are_relayed(rig):
     """It generates several times then, with calls of tools between them."""
-    asked = body(tools=[{"type": "web_search_preview"}], stream=True)
+    request_body = body(tools=[{"type": "web_search_preview"}], stream=True)
     async with rig(engines=1) as r:
-        answer = await r.ask(ROUTE, asked)
+        answer = await r.ask(ROUTE, request_body)
         assert (answer.status, answer.body) == (200, b"{}")
         assert answer.headers["x-relume-protected"] == "no"
         assert "x-relume-request" not in r.engines[0].seen[0].headers

@@ -116,9 +116,9 @@ async def through_anthropic(fleet: CoreFleet, name: str, body: dict[str, Any]) -
     client = anthropic.AsyncAnthropic(
         base_url=fleet.url, api_key="-", max_retries=0, default_headers={"x-request-id": name}
     )
-    asked = {key: value for key, value in body.items() if key not in ("stream", "temperature")}
+    fields = {key: value for key, value in body.items() if key not in ("stream", "temperature")}
     extra = {"temperature": body["temperature"]}
-    async with client, client.messages.stream(**asked, extra_body=extra) as stream:
+    async with client, client.messages.stream(**fields, extra_body=extra) as stream:
         return await stream.get_final_message()
 
 
